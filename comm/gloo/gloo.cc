@@ -1,0 +1,28 @@
+#include "lockstep/comm/gloo/gloo.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <cstdlib>
+#include <sstream>
+
+namespace lockstep {
+
+c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                  int world_size, std::chrono::milliseconds timeout,
+                                                  const std::string& host) {
+  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+  if (const char* names = std::getenv("GLOO_SOCKET_IFNAME"); names != nullptr && *names != '\0') {
+    std::istringstream list(names);
+    for (std::string name; std::getline(list, name, ',');) {
+      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
+    }
+    options->threads = static_cast<int>(options->devices.size()) * 2;
+  } else if (!host.empty()) {
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(host));
+  } else {
+    options->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
+  }
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options);
+}
+
+}  // namespace lockstep

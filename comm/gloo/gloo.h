@@ -1,0 +1,19 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <string>
+
+namespace lockstep {
+
+/// LibTorch's Gloo backend over TCP, for CPU tensors.
+/// `host` is where this rank listens: a name or address of this machine, or empty for the address that the machine's
+/// own name stands for. $GLOO_SOCKET_IFNAME, a comma-separated list of interfaces, takes precedence.
+/// Collective: every rank of the store must call it. Throws c10's exceptions when the ranks can't connect.
+c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                  int world_size, std::chrono::milliseconds timeout,
+                                                  const std::string& host = "");
+
+}  // namespace lockstep

@@ -1,0 +1,117 @@
+#include "lockstep/comm/rendezvous.h"
+
+#include <absl/status/status.h>
+#include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <absl/strings/strip.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "lockstep/base/error_text.h"
+#include "lockstep/base/status_macros.h"
+#include "lockstep/comm/environment.h"
+
+namespace lockstep {
+namespace {
+
+/// Fills rank and world size from "rank=R&world_size=N".
+absl::Status ReadQuery(const std::string& query, const std::string& url, int* rank, int* world_size) {
+  for (const auto part : absl::StrSplit(query, '&', absl::SkipEmpty())) {
+    const std::pair<std::string, std::string> item = absl::StrSplit(part, absl::MaxSplits('=', 1));
+    int* target = item.first == "rank" ? rank : item.first == "world_size" ? world_size : nullptr;
+    if (target == nullptr || !absl::SimpleAtoi(item.second, target)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rendezvous ", url, ": '", std::string(part), "' is neither rank=R nor world_size=N"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Store>> OpenTcp(const std::string& host, int port, bool server,
+                                                        int world_size, std::chrono::milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(port);
+  options.isServer = server;
+  options.numWorkers = world_size;
+  options.waitWorkers = false;  // the backend's own start waits for every rank
+  options.timeout = timeout;
+  try {
+    c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::TCPStore>(host, options);
+    return store;
+  } catch (const std::exception& e) {
+    const std::string what = FirstLine(e.what());
+    if (absl::StrContains(what, "EADDRINUSE") || absl::StrContains(what, "address already in use")) {
+      return absl::UnavailableError(
+          absl::StrCat("rendezvous: port ", port, " on ", host, " is in use; choose another one, or 0 for a free one"));
+    }
+    return absl::UnavailableError(absl::StrCat("rendezvous: no store at ", host, ":", port, ": ", what));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Rendezvous> OpenRendezvous(const std::string& init_method, int rank, int world_size,
+                                          std::chrono::milliseconds timeout) {
+  const std::pair<std::string, std::string> url = absl::StrSplit(init_method, absl::MaxSplits('?', 1));
+  LOCKSTEP_RETURN_IF_ERROR(ReadQuery(url.second, init_method, &rank, &world_size));
+
+  // env:// needs the whole environment; the other two only what the caller and the URL left open.
+  DistributedEnvironment env;
+  const bool from_env = url.first == "env://";
+  if (from_env || rank < 0 || world_size < 0) {
+    LOCKSTEP_ASSIGN_OR_RETURN(env, ReadEnvironment());
+    if (rank < 0) rank = env.rank;
+    if (world_size < 0) world_size = env.world_size;
+  }
+  if (world_size < 1 || rank < 0 || rank >= world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rendezvous ", init_method, ": rank ", rank, " is not in a world of ", world_size));
+  }
+
+  Rendezvous result;
+  result.rank = rank;
+  result.world_size = world_size;
+  std::string_view rest = url.first;
+  if (from_env) {
+    if (env.master_addr.empty() || env.master_port == 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "rendezvous env://: ", env.master_addr.empty() ? "MASTER_ADDR" : "MASTER_PORT", " is not set"));
+    }
+    result.host = env.master_addr;
+    LOCKSTEP_ASSIGN_OR_RETURN(
+        result.store, OpenTcp(env.master_addr, env.master_port, rank == 0 && !env.agent_store, world_size, timeout));
+    return result;
+  }
+  if (rest.substr(0, 6) == "tcp://") {
+    rest.remove_prefix(6);
+    if (!rest.empty() && rest.back() == '/') rest.remove_suffix(1);
+    const auto colon = rest.rfind(':');
+    int port = -1;
+    if (colon == std::string_view::npos || colon == 0 ||
+        !absl::SimpleAtoi(std::string(rest.substr(colon + 1)), &port) || port < 1 || port > 65535) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rendezvous ", init_method, ": want tcp://HOST:PORT with a port from 1 to 65535"));
+    }
+    result.host = std::string(rest.substr(0, colon));
+    if (result.host.front() == '[' && result.host.back() == ']') {
+      result.host = result.host.substr(1, result.host.size() - 2);
+    }
+    LOCKSTEP_ASSIGN_OR_RETURN(result.store, OpenTcp(result.host, port, rank == 0, world_size, timeout));
+    return result;
+  }
+  if (rest.substr(0, 7) == "file://") {
+    rest.remove_prefix(7);
+    if (rest.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("rendezvous ", init_method, ": want file:///PATH"));
+    }
+    result.store = c10::make_intrusive<c10d::FileStore>(std::string(rest), world_size);
+    result.store->setTimeout(timeout);
+    return result;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("rendezvous ", init_method, ": unknown method; known: env://, tcp://HOST:PORT, file:///PATH"));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <torch/data/dataloader/base.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "lockstep/data/batch_source.h"
+
+namespace lockstep {
+
+/// Batches from a loader of LibTorch's (`torch::data::make_data_loader`). The loader keeps a copy of the sampler; give
+/// the original here, whose copies must share their epoch (lockstep::DistributedSampler's do), and each epoch begins
+/// with its `set_epoch`, called by its own type.
+template <typename Loader, typename Sampler>
+class DataLoaderSource : public BatchSource<typename Loader::element_type::BatchType> {
+ public:
+  using Batch = typename Loader::element_type::BatchType;
+
+  /// `loader` is what make_data_loader returned, a std::unique_ptr.
+  DataLoaderSource(Loader loader, Sampler sampler) : loader_(std::move(loader)), sampler_(std::move(sampler)) {}
+
+  void StartEpoch(size_t epoch) override {
+    sampler_.set_epoch(epoch);
+    position_.emplace(loader_->begin());
+    first_ = true;
+  }
+
+  std::optional<Batch> Next() override {
+    if (!position_) return std::nullopt;
+    if (!first_) ++*position_;
+    first_ = false;
+    if (*position_ == loader_->end()) {
+      position_.reset();
+      return std::nullopt;
+    }
+    return std::move(**position_);
+  }
+
+ private:
+  Loader loader_;
+  Sampler sampler_;
+  std::optional<torch::data::Iterator<Batch>> position_;
+  bool first_ = true;
+};
+
+}  // namespace lockstep

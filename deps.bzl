@@ -1,0 +1,24 @@
+"""The outside dependencies. A repository that the workspace has already defined wins over ours."""
+
+load("//third_party/abseil:repository.bzl", "abseil_repository")
+load("//third_party/cuda:repository.bzl", "cuda_repository")
+load("//third_party/glog:repository.bzl", "glog_repository")
+load("//third_party/googletest:repository.bzl", "googletest_repository")
+load("//third_party/libtorch:repository.bzl", "libtorch_repository")
+load("//third_party/nlohmann_json:repository.bzl", "nlohmann_json_repository")
+load("//third_party/zlib:repository.bzl", "zlib_repository")
+
+_REPOSITORIES = {
+    "com_github_google_glog": glog_repository,
+    "com_google_absl": abseil_repository,
+    "com_google_googletest": googletest_repository,
+    "cuda": cuda_repository,
+    "libtorch": libtorch_repository,
+    "nlohmann_json": nlohmann_json_repository,
+    "zlib": zlib_repository,
+}
+
+def lockstep_dependencies():
+    for name, define in _REPOSITORIES.items():
+        if not native.existing_rule(name):
+            define(name = name)

@@ -1,0 +1,3 @@
+#pragma once
+// ProcessGroupGloo.hpp includes this header and uses nothing of it.
+#include "gloo/context.h"
