@@ -18,7 +18,7 @@ def abseil_repository(name):
             ],
             "absl/flags": [
                 "config:-labsl_flags_config",
-                "flag:-labsl_flags -labsl_flags_internal -labsl_flags_marshalling -labsl_flags_reflection -labsl_flags_config:@com_google_absl//absl/strings",
+                "flag:-labsl_flags_internal -labsl_flags_marshalling -labsl_flags_reflection -labsl_flags_config:@com_google_absl//absl/strings",
                 "parse:-labsl_flags_parse -labsl_flags_usage -labsl_flags_usage_internal:@com_google_absl//absl/flags:flag",
                 "reflection:-labsl_flags_reflection:@com_google_absl//absl/flags:flag",
                 "usage:-labsl_flags_usage -labsl_flags_usage_internal:@com_google_absl//absl/flags:flag",
@@ -35,7 +35,7 @@ def abseil_repository(name):
                 "cord:-labsl_cord:@com_google_absl//absl/strings",
             ],
             "absl/synchronization": ["synchronization:-labsl_synchronization:@com_google_absl//absl/time"],
-            "absl/time": ["time:-labsl_time:@com_google_absl//absl/strings"],
+            "absl/time": ["time:-labsl_time -labsl_time_zone -labsl_civil_time -labsl_int128:@com_google_absl//absl/strings"],
             "absl/types": ["optional", "span", "variant"],
         },
     )

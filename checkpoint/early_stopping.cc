@@ -1,0 +1,72 @@
+#include "lockstep/checkpoint/early_stopping.h"
+
+#include <absl/status/status.h>
+#include <absl/strings/str_cat.h>
+
+#include <cmath>
+
+namespace lockstep {
+
+EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
+    : options_(std::move(options)),
+      best_(options_.mode == EarlyStoppingOptions::Mode::kMin ? std::numeric_limits<double>::infinity()
+                                                              : -std::numeric_limits<double>::infinity()) {}
+
+absl::StatusOr<StopCriterion::Verdict> EarlyStopping::Check(const std::map<std::string, double>& metrics) {
+  if (options_.patience < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("early stopping: patience must be at least 1, is ", options_.patience));
+  }
+  if (!(options_.min_delta >= 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("early stopping: min_delta must not be negative, is ", options_.min_delta));
+  }
+  const auto found = metrics.find(options_.monitor);
+  if (found == metrics.end()) {
+    std::string known;
+    for (const auto& [name, value] : metrics) absl::StrAppend(&known, known.empty() ? "" : ", ", name);
+    return absl::InvalidArgumentError(absl::StrCat("early stopping: there is no metric '", options_.monitor,
+                                                   "'; known: ", known.empty() ? "none" : known));
+  }
+  const double value = found->second;
+  if (!std::isfinite(value) && options_.check_finite) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("early stopping: metric '", options_.monitor, "' is ", value, ", not a finite number"));
+  }
+
+  Verdict verdict;
+  const double margin = options_.mode == EarlyStoppingOptions::Mode::kMin ? -options_.min_delta : options_.min_delta;
+  verdict.improved = Better(value, best_ + margin);  // false for NaN
+  if (verdict.improved) {
+    best_ = value;
+    counter_ = 0;
+  } else {
+    ++counter_;
+  }
+  if (options_.stopping_threshold && Better(value, *options_.stopping_threshold)) {
+    reason_ = absl::StrCat(options_.monitor, " ", value, " is better than the stopping threshold ",
+                           *options_.stopping_threshold);
+  } else if (options_.divergence_threshold && Better(*options_.divergence_threshold, value)) {
+    reason_ = absl::StrCat(options_.monitor, " ", value, " is worse than the divergence threshold ",
+                           *options_.divergence_threshold);
+  } else if (counter_ >= options_.patience) {
+    reason_ = absl::StrCat(options_.monitor, " has not improved on ", best_, " for ", counter_, " validations");
+  }
+  verdict.stop = !reason_.empty();
+  return verdict;
+}
+
+std::map<std::string, double> EarlyStopping::state() const {
+  return {{"counter", counter_}, {"best", best_}, {"stopped", reason_.empty() ? 0. : 1.}};
+}
+
+absl::Status EarlyStopping::set_state(const std::map<std::string, double>& state) {
+  for (const char* key : {"counter", "best", "stopped"}) {
+    if (state.count(key) == 0) return absl::InvalidArgumentError(absl::StrCat("early stopping: the state has no '", key, "'"));
+  }
+  counter_ = static_cast<int>(state.at("counter"));
+  best_ = state.at("best");
+  reason_ = state.at("stopped") != 0 ? "it had stopped before it was saved" : "";
+  return absl::OkStatus();
+}
+
+}  // namespace lockstep

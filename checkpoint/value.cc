@@ -1,0 +1,47 @@
+#include "lockstep/checkpoint/value.h"
+
+#include <absl/status/status.h>
+#include <absl/strings/str_cat.h>
+
+namespace lockstep {
+
+Value::Value(ValueDict v) : value_(std::move(v)) {}
+
+const ValueList* Value::items() const {
+  if (const auto* list = std::get_if<ValueList>(&value_)) return list;
+  if (const auto* tuple = std::get_if<ValueTuple>(&value_)) return &tuple->items;
+  return nullptr;
+}
+
+absl::StatusOr<double> Value::number() const {
+  if (const auto* v = std::get_if<bool>(&value_)) return *v ? 1. : 0.;
+  if (const auto* v = std::get_if<int64_t>(&value_)) return static_cast<double>(*v);
+  if (const auto* v = std::get_if<double>(&value_)) return *v;
+  if (const auto* v = tensor(); v != nullptr && v->numel() == 1) return v->item<double>();
+  return absl::InvalidArgumentError(absl::StrCat("a number is wanted, this is a ", type_name()));
+}
+
+const Value* Value::find(const std::string& key) const {
+  const ValueDict* d = dict();
+  if (d == nullptr) return nullptr;
+  for (const auto& [k, v] : d->items) {
+    if (k.string() != nullptr && *k.string() == key) return &v;
+  }
+  return nullptr;
+}
+
+void Value::set(const std::string& key, Value value) {
+  if (is_none()) value_ = ValueDict();
+  if (const Value* old = find(key)) {
+    const_cast<Value&>(*old) = std::move(value);
+  } else {
+    std::get<ValueDict>(value_).items.emplace_back(key, std::move(value));
+  }
+}
+
+std::string Value::type_name() const {
+  static const char* const kNames[] = {"None", "bool", "int", "float", "str", "tensor", "list", "tuple", "dict"};
+  return kNames[value_.index()];
+}
+
+}  // namespace lockstep

@@ -1,0 +1,212 @@
+#include "lockstep/examples/mnist/config.h"
+
+#include <absl/flags/flag.h>
+#include <absl/flags/parse.h>
+#include <absl/flags/usage.h>
+#include <absl/flags/usage_config.h>
+#include <absl/status/status.h>
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/base/status_macros.h"
+#include "lockstep/comm/process_group.h"
+#include "lockstep/launch/devices.h"
+
+// The flags of the job, with its defaults; only --epochs, --lr, --pt_path and the data differ, for a first run to be
+// short and good on any machine.
+ABSL_FLAG(std::string, gpu, "", "devices to train on, such as 0,1: indices into what CUDA_VISIBLE_DEVICES shows; "
+          "empty: all, or the CPU");
+ABSL_FLAG(int, epochs, 12, "epochs at most");
+ABSL_FLAG(double, lr, 0.05, "learning rate");
+ABSL_FLAG(double, weight_decay, 5e-5, "weight decay");
+ABSL_FLAG(int, batch_size, 256, "batch size of each process");
+ABSL_FLAG(std::string, mnist_file_path, "", "a CSV file with rows label,p0,...,p783, or a folder of IDX files");
+ABSL_FLAG(std::string, data_dir, "", "a folder with the standard IDX files, plain or gzipped; "
+          "default: /usr/share/datasets/fashion-mnist unless --mnist_file_path is given");
+ABSL_FLAG(uint64_t, seed, 1206, "seed of the split, the initial weights, the order of samples and the generators");
+ABSL_FLAG(std::string, master_addr, "localhost", "host of rank 0, for the ranks that this program starts itself");
+ABSL_FLAG(int, port, 1206, "port of rank 0's store, likewise; 0: a free one");
+ABSL_FLAG(std::string, pt_path, "", "where the best checkpoint goes: a folder (then cnn.pt in it) or a name ending in "
+          ".pt; default: the run's folder");
+ABSL_FLAG(int, patience, 5, "validations without a better accuracy until training stops");
+ABSL_FLAG(int, nproc_per_node, 0, "processes to start; 0: one per device, or 2 on the CPU");
+ABSL_FLAG(std::string, backend, "auto", "auto, gloo or nccl");
+ABSL_FLAG(std::string, amp, "auto", "mixed precision: auto (fp16 on CUDA, off on the CPU), off, bf16 or fp16");
+ABSL_FLAG(bool, sync_batch_norm, true, "batch norm over the batches of all ranks");
+ABSL_FLAG(std::string, run_dir, "", "folder for metrics, configuration and checkpoints; default: runs/<time>");
+ABSL_FLAG(std::string, resume, "", "go on from a checkpoint: a file, a run's folder, or latest");
+ABSL_FLAG(int, log_every, 0, "print a line every N steps from every rank, instead of the progress bar; 0: the bar");
+ABSL_FLAG(double, pixel_scale, 255, "pixels are divided by this");
+ABSL_FLAG(int, threads, 0, "threads per rank; 0: OMP_NUM_THREADS, or cores / ranks of this host");
+ABSL_FLAG(double, timeout, 1800, "seconds that the start and any collective may take");
+
+namespace mnist {
+namespace {
+
+using lockstep::DistributedEnvironment;
+
+constexpr char kFashionMnist[] = "/usr/share/datasets/fashion-mnist";
+
+absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
+
+template <typename T>
+absl::Status AtLeast(const char* flag, T value, T least) {
+  if (value >= least) return absl::OkStatus();  // false for NaN
+  return Invalid(absl::StrCat("--", flag, "=", value, ": must be at least ", least));
+}
+
+}  // namespace
+
+std::string UserPath(const std::string& path) {
+  const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
+  if (path.empty() || path[0] == '/' || folder == nullptr) return path;
+  return (std::filesystem::path(folder) / path).lexically_normal().string();
+}
+
+absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "trains a ConvNet on MNIST-like pictures, one process per device.\n"
+      "Without arguments: Fashion-MNIST, 2 processes on the CPU.");
+  absl::FlagsUsageConfig usage;
+  usage.contains_helpshort_flags = [](absl::string_view file) { return absl::StrContains(file, "mnist/config.cc"); };
+  usage.contains_help_flags = usage.contains_helpshort_flags;
+  absl::SetFlagsUsageConfig(usage);
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  if (rest.size() > 1) return Invalid(absl::StrCat("unexpected argument '", rest[1], "'; flags begin with --"));
+
+  Config c;
+  LOCKSTEP_ASSIGN_OR_RETURN(c.gpus, lockstep::ParseDeviceList("--gpu", absl::GetFlag(FLAGS_gpu)));
+  c.epochs = absl::GetFlag(FLAGS_epochs);
+  c.lr = absl::GetFlag(FLAGS_lr);
+  c.weight_decay = absl::GetFlag(FLAGS_weight_decay);
+  c.batch_size = absl::GetFlag(FLAGS_batch_size);
+  c.seed = absl::GetFlag(FLAGS_seed);
+  c.master_addr = absl::GetFlag(FLAGS_master_addr);
+  c.port = absl::GetFlag(FLAGS_port);
+  c.pt_path = UserPath(absl::GetFlag(FLAGS_pt_path));
+  c.patience = absl::GetFlag(FLAGS_patience);
+  c.nproc_per_node = absl::GetFlag(FLAGS_nproc_per_node);
+  c.backend = absl::GetFlag(FLAGS_backend);
+  c.amp = absl::GetFlag(FLAGS_amp);
+  c.sync_batch_norm = absl::GetFlag(FLAGS_sync_batch_norm);
+  c.run_dir = UserPath(absl::GetFlag(FLAGS_run_dir));
+  c.resume = absl::GetFlag(FLAGS_resume);
+  if (c.resume != "latest") c.resume = UserPath(c.resume);
+  c.log_every = absl::GetFlag(FLAGS_log_every);
+  c.pixel_scale = absl::GetFlag(FLAGS_pixel_scale);
+  c.threads = absl::GetFlag(FLAGS_threads);
+  c.timeout_seconds = absl::GetFlag(FLAGS_timeout);
+
+  const std::string file = absl::GetFlag(FLAGS_mnist_file_path), folder = absl::GetFlag(FLAGS_data_dir);
+  if (!file.empty() && !folder.empty()) return Invalid("--mnist_file_path and --data_dir: give one of them, not both");
+  c.data = UserPath(!file.empty() ? file : !folder.empty() ? folder : kFashionMnist);
+  if (!std::filesystem::exists(c.data)) {
+    return absl::NotFoundError(file.empty() && folder.empty()
+                                   ? absl::StrCat("no data in ", c.data, ": install Debian's package dataset-fashion-mnist, "
+                                                  "or give --mnist_file_path or --data_dir")
+                                   : absl::StrCat(!file.empty() ? "--mnist_file_path" : "--data_dir", "=", c.data,
+                                                  ": no such file or folder"));
+  }
+  if (!folder.empty() && !std::filesystem::is_directory(c.data)) {
+    return Invalid(absl::StrCat("--data_dir=", c.data, ": not a folder; a CSV file is --mnist_file_path"));
+  }
+
+  LOCKSTEP_RETURN_IF_ERROR(AtLeast("epochs", c.epochs, 1));
+  LOCKSTEP_RETURN_IF_ERROR(AtLeast("batch_size", c.batch_size, 1));
+  LOCKSTEP_RETURN_IF_ERROR(AtLeast("patience", c.patience, 1));
+  LOCKSTEP_RETURN_IF_ERROR(AtLeast("nproc_per_node", c.nproc_per_node, 0));
+  LOCKSTEP_RETURN_IF_ERROR(AtLeast("log_every", c.log_every, 0));
+  LOCKSTEP_RETURN_IF_ERROR(AtLeast("threads", c.threads, 0));
+  LOCKSTEP_RETURN_IF_ERROR(AtLeast("lr", c.lr, 0.));
+  LOCKSTEP_RETURN_IF_ERROR(AtLeast("weight_decay", c.weight_decay, 0.));
+  LOCKSTEP_RETURN_IF_ERROR(AtLeast("port", c.port, 0));
+  if (!std::isfinite(c.lr)) return Invalid(absl::StrCat("--lr=", c.lr, ": must be a finite number"));
+  if (c.port > 65535) return Invalid(absl::StrCat("--port=", c.port, ": must be at most 65535"));
+  if (!(c.pixel_scale > 0) || !std::isfinite(c.pixel_scale)) {
+    return Invalid(absl::StrCat("--pixel_scale=", c.pixel_scale, ": must be over 0"));
+  }
+  if (!(c.timeout_seconds > 0) || c.timeout_seconds > 1e7) {
+    return Invalid(absl::StrCat("--timeout=", c.timeout_seconds, ": must be over 0 and at most 1e7 seconds"));
+  }
+  if (c.amp != "auto" && c.amp != "off" && c.amp != "bf16" && c.amp != "fp16") {
+    return Invalid(absl::StrCat("--amp=", c.amp, ": unknown; known: auto, off, bf16, fp16"));
+  }
+  return c;
+}
+
+absl::StatusOr<Plan> MakePlan(const Config& config, int gpu_count) {
+  Plan plan;
+  LOCKSTEP_ASSIGN_OR_RETURN(plan.environment, lockstep::ReadEnvironment());
+  DistributedEnvironment& env = plan.environment;
+
+  std::vector<int> devices = config.gpus;
+  for (int device : devices) {
+    if (device >= gpu_count) {
+      return Invalid(absl::StrCat("--gpu=", device, ": there ", gpu_count == 0 ? "is no GPU here" : gpu_count == 1
+                                                            ? "is 1 GPU here, number 0" : absl::StrCat("are only ", gpu_count, " GPUs here"),
+                                  gpu_count == 0 ? "; leave --gpu out to train on the CPU" : ""));
+    }
+  }
+  if (devices.empty()) {
+    for (int i = 0; i < gpu_count; ++i) devices.push_back(i);
+  }
+  plan.cuda = !devices.empty();
+  LOCKSTEP_RETURN_IF_ERROR(lockstep::ValidateBackend(config.backend, plan.cuda));
+
+  const int available = static_cast<int>(devices.size());
+  if (env.launched) {
+    if (config.nproc_per_node != 0 && config.nproc_per_node != env.local_world_size) {
+      return Invalid(absl::StrCat("--nproc_per_node=", config.nproc_per_node, " but the launcher started ",
+                                  env.local_world_size, " ranks on this host; leave the flag out"));
+    }
+    if (plan.cuda && env.local_world_size > available) {
+      return Invalid(absl::StrCat(env.local_world_size, " ranks on this host but ", available, " devices (--gpu)"));
+    }
+    if (!config.gpus.empty() && env.local_world_size != available) {
+      return Invalid(absl::StrCat("--gpu names ", available, " devices but the launcher started ", env.local_world_size,
+                                  " ranks on this host"));
+    }
+  } else {
+    int ranks = config.nproc_per_node;
+    if (ranks == 0) ranks = plan.cuda ? available : 2;
+    if (!config.gpus.empty() && ranks != available) {
+      return Invalid(absl::StrCat("--nproc_per_node=", ranks, " but --gpu names ", available, " devices; give one process per device"));
+    }
+    if (plan.cuda && ranks > available) {
+      return Invalid(absl::StrCat("--nproc_per_node=", ranks, " but there are ", available, " devices"));
+    }
+    plan.ranks_to_spawn = ranks > 1 ? ranks : 0;
+  }
+  if (plan.cuda && plan.ranks_to_spawn == 0) plan.device_index = devices[env.local_rank];
+  return plan;
+}
+
+std::string ConfigJson(const Config& c, const Plan& plan) {
+  nlohmann::ordered_json json;
+  json["data"] = c.data;
+  json["epochs"] = c.epochs;
+  json["lr"] = c.lr;
+  json["weight_decay"] = c.weight_decay;
+  json["batch_size"] = c.batch_size;
+  json["patience"] = c.patience;
+  json["seed"] = c.seed;
+  json["pixel_scale"] = c.pixel_scale;
+  json["gpu"] = c.gpus;
+  json["world_size"] = plan.environment.world_size;
+  json["backend"] = c.backend;
+  json["amp"] = c.amp;
+  json["sync_batch_norm"] = c.sync_batch_norm;
+  json["pt_path"] = c.pt_path;
+  json["resume"] = c.resume;
+  json["log_every"] = c.log_every;
+  json["threads"] = c.threads;
+  json["timeout"] = c.timeout_seconds;
+  return json.dump(2) + "\n";
+}
+
+}  // namespace mnist

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/environment.h"
+
+namespace mnist {
+
+/// Everything the command line says.
+struct Config {
+  std::vector<int> gpus;      ///< Of --gpu; empty: all, or the CPU.
+  int epochs, batch_size, patience, port, log_every, nproc_per_node, threads;
+  double lr, weight_decay, pixel_scale;
+  uint64_t seed;
+  std::string data;           ///< A CSV file or a folder of IDX files.
+  std::string master_addr, pt_path, run_dir, resume, backend, amp;
+  bool sync_batch_norm;
+  double timeout_seconds;
+};
+
+/// Where this process stands: the environment's ranks, or the ranks that it shall start itself.
+struct Plan {
+  lockstep::DistributedEnvironment environment;
+  int ranks_to_spawn = 0;     ///< Over 1: this process only starts ranks.
+  bool cuda = false;
+  int device_index = 0;       ///< Of this rank, when `cuda`.
+};
+
+/// Parses argv. Ends the program for --help; errors are InvalidArgument with one line.
+absl::StatusOr<Config> ParseConfig(int argc, char** argv);
+
+/// Checks the configuration against the environment and the machine, which has `gpu_count` devices.
+absl::StatusOr<Plan> MakePlan(const Config& config, int gpu_count);
+
+/// The configuration as JSON, for the run's folder.
+std::string ConfigJson(const Config& config, const Plan& plan);
+
+/// A relative path as the user meant it, who may have started the program through `bazel run`.
+std::string UserPath(const std::string& path);
+
+}  // namespace mnist

@@ -1,0 +1,77 @@
+// Trains the MNIST ConvNet, one process per device. Without arguments: Fashion-MNIST, 2 processes on the CPU.
+
+#include <absl/strings/str_format.h>
+#include <ATen/Context.h>
+
+#include <chrono>
+#include <cstdio>
+
+#include "lockstep/base/malloc.h"
+#include "lockstep/examples/mnist/config.h"
+#include "lockstep/examples/mnist/run_folder.h"
+#include "lockstep/examples/mnist/train.h"
+#include "lockstep/launch/port.h"
+#include "lockstep/launch/rank_main.h"
+#include "lockstep/launch/spawn.h"
+#include "lockstep/launch/threads.h"
+
+#include "lockstep/base/logging.h"
+
+namespace {
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
+
+/// Starts the ranks: this program again, with RANK and friends set.
+int Spawn(int argc, char** argv, const mnist::Config& config, int ranks) {
+  const auto port = lockstep::ReservedPort::Reserve(config.port);
+  if (!port.ok()) return Fail(port.status());
+  lockstep::SpawnOptions options;
+  options.argv.assign(argv, argv + argc);
+  options.argv[0] = lockstep::ThisProgram();
+  options.num_ranks = ranks;
+  options.master_addr = config.master_addr;
+  options.master_port = port->port();
+  options.threads = config.threads;
+  options.report_exit_codes = false;  // a rank that fails has said why
+  return lockstep::SpawnRanks(options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  lockstep::KeepFreedMemory();
+  FLAGS_logtostderr = true;
+  google::InitGoogleLogging(argv[0]);
+
+  const auto config = mnist::ParseConfig(argc, argv);
+  if (!config.ok()) return Fail(config.status());
+  const auto plan = mnist::MakePlan(*config, at::hasCUDA() ? static_cast<int>(at::getNumGPUs()) : 0);
+  if (!plan.ok()) return Fail(plan.status());
+  if (plan->ranks_to_spawn > 0) return Spawn(argc, argv, *config, plan->ranks_to_spawn);
+
+  const auto start = std::chrono::steady_clock::now();
+  const auto& env = plan->environment;
+  const int threads = lockstep::SetThreadsPerRank(config->threads, env.local_world_size);
+  lockstep::ProcessGroupOptions options;
+  options.backend = config->backend;
+  options.cuda = plan->cuda;
+  options.timeout = std::chrono::milliseconds(static_cast<int64_t>(config->timeout_seconds * 1000));
+  return lockstep::RankMain(options, [&](const lockstep::ProcessGroupPtr& group) -> absl::Status {
+    const auto run = mnist::OpenRunFolder(*config, mnist::ConfigJson(*config, *plan), group);
+    if (!run.ok()) return run.status();
+    if (env.rank == 0) {
+      absl::PrintF("%d rank%s on %s, %d thread%s each; run folder: %s\n", env.world_size, env.world_size == 1 ? "" : "s",
+                   plan->cuda ? "CUDA" : "the CPU", threads, threads == 1 ? "" : "s", run->folder);
+      std::fflush(stdout);
+    }
+    const absl::Status status = mnist::Train(*config, *plan, *run, group);
+    if (status.ok() && env.rank == 0) {
+      absl::PrintF("total time: %.1f s\n",
+                   std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    return status;
+  });
+}

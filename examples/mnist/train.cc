@@ -1,0 +1,164 @@
+#include "lockstep/examples/mnist/train.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <ATen/Functions.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
+
+#include "lockstep/amp/grad_scaler.h"
+#include "lockstep/base/status_macros.h"
+#include "lockstep/checkpoint/checkpoint_writer.h"
+#include "lockstep/checkpoint/early_stopping.h"
+#include "lockstep/checkpoint/pth.h"
+#include "lockstep/comm/agree.h"
+#include "lockstep/data/mnist.h"
+#include "lockstep/data/random_split.h"
+#include "lockstep/data/tensor_loader.h"
+#include "lockstep/ddp/distributed_data_parallel.h"
+#include "lockstep/ddp/parameter_sync.h"
+#include "lockstep/models/conv_net.h"
+#include "lockstep/nn/batch_norm.h"
+#include "lockstep/nn/channels_last.h"
+#include "lockstep/samplers/distributed_sampler.h"
+#include "lockstep/trainer/metrics_log.h"
+#include "lockstep/trainer/progress.h"
+#include "lockstep/trainer/trainer.h"
+
+#include "lockstep/base/logging.h"
+
+namespace mnist {
+namespace {
+
+using lockstep::DistributedSampler;
+using lockstep::TensorBatch;
+using lockstep::TensorLoader;
+using Ddp = lockstep::DistributedDataParallel<lockstep::models::ConvNetImpl>;
+
+enum class Use { kTraining, kEvaluation };
+
+/// This rank's batches of one part of the split, on the device, pixels scaled.
+std::unique_ptr<TensorLoader> MakeLoader(const lockstep::MnistData& data, const at::Tensor& part, Use use,
+                                         const Config& config, at::Device device,
+                                         const lockstep::ProcessGroupPtr& group) {
+  lockstep::DistributedSamplerOptions options;
+  options.seed = config.seed;
+  options.shuffle = options.pad = use == Use::kTraining;
+  DistributedSampler sampler(part.numel(), lockstep::GetWorldSize(group), lockstep::GetRank(group), options);
+  lockstep::TensorLoaderOptions loader;
+  loader.batch_size = config.batch_size;
+  loader.samples = sampler.size();
+  const double scale = config.pixel_scale;
+  return std::make_unique<TensorLoader>(
+      data.images.index_select(0, part), data.labels.index_select(0, part), std::move(sampler), loader,
+      [scale, device](TensorBatch batch) {
+        return TensorBatch{batch.data.to(device, at::kFloat).div_(scale), batch.target.to(device)};
+      });
+}
+
+std::optional<at::ScalarType> AutocastType(const Config& config, bool cuda) {
+  if (config.amp == "bf16") return at::kBFloat16;
+  if (config.amp == "fp16" || (config.amp == "auto" && cuda)) return at::kHalf;
+  return std::nullopt;
+}
+
+}  // namespace
+
+absl::Status Train(const Config& config, const Plan& plan, const RunFolder& paths,
+                   const lockstep::ProcessGroupPtr& group) {
+  const at::Device device = plan.cuda ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(plan.device_index)) : at::kCPU;
+  const int rank = lockstep::GetRank(group), world_size = lockstep::GetWorldSize(group);
+
+  // Data, the same on all ranks; each takes its share of each part.
+  auto data = lockstep::LoadMnist(config.data);
+  LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(data.status(), group));
+  LOCKSTEP_ASSIGN_OR_RETURN(const auto parts, lockstep::RandomSplit(data->labels.numel(), {0.8, 0.1, 0.1}, config.seed));
+  const auto train = MakeLoader(*data, parts[0], Use::kTraining, config, device, group);
+  const auto validation = MakeLoader(*data, parts[1], Use::kEvaluation, config, device, group);
+  const auto test = MakeLoader(*data, parts[2], Use::kEvaluation, config, device, group);
+  if (train->num_batches() == 1 && rank == 0) {
+    LOG(WARNING) << "rank 0: the batch size " << config.batch_size << " is no less than a rank's share of "
+                 << parts[0].numel() << " samples over " << world_size << " ranks: each epoch is one short batch";
+  }
+
+  // The same weights on every rank; from then on each rank's generator goes its own way, for dropout and augmentation.
+  torch::manual_seed(config.seed);
+  lockstep::models::ConvNet model;
+  torch::manual_seed(config.seed + rank);
+  model->to(device);
+  lockstep::nn::ToChannelsLast(*model);
+  if (config.sync_batch_norm) LOCKSTEP_RETURN_IF_ERROR(lockstep::nn::ConvertSyncBatchNorm(*model, group).status());
+  Ddp ddp(model, group);
+  torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(config.lr).weight_decay(config.weight_decay));
+
+  const auto autocast = AutocastType(config, plan.cuda);
+  std::unique_ptr<lockstep::LossScaler> scaler = std::make_unique<lockstep::NoScaler>();
+  if (autocast == at::kHalf) {
+    lockstep::GradScalerOptions options;
+    options.group = group;
+    scaler = std::make_unique<lockstep::GradScaler>(options);
+  }
+  lockstep::EarlyStoppingOptions stopping;
+  stopping.monitor = "val_accuracy";
+  stopping.mode = lockstep::EarlyStoppingOptions::Mode::kMax;
+  stopping.patience = config.patience;
+  lockstep::EarlyStopping early_stopping(stopping);
+  const lockstep::TrainingParts state{model.get(), &optimizer, scaler.get(), &early_stopping};
+
+  lockstep::TrainerOptions options;
+  options.epochs = config.epochs;
+  options.device = device.type();
+  options.autocast = autocast;
+  options.best_path = paths.best_path;
+  options.last_path = paths.last_path;
+  if (!paths.resume_path.empty()) {
+    auto checkpoint = lockstep::LoadPth(paths.resume_path);
+    LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(checkpoint.status(), group));
+    auto epoch = lockstep::LoadTrainingState(*checkpoint, state);
+    if (!epoch.ok()) {
+      epoch = absl::InvalidArgumentError(absl::StrCat("checkpoint ", paths.resume_path, ": ", std::string(epoch.status().message())));
+    }
+    LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(epoch.status(), group));
+    options.first_epoch = *epoch + 1;
+  }
+
+  const auto step = [](auto& module, TensorBatch& batch) {
+    const at::Tensor logits = module.forward(batch.data);
+    return lockstep::StepOutput{torch::nn::functional::cross_entropy(logits, batch.target), batch.target.size(0),
+                                {{"accuracy", logits.argmax(1).eq(batch.target).sum()}}};
+  };
+  lockstep::PthWriter writer;
+  lockstep::ProgressPrinter progress(rank, world_size);
+  lockstep::LinePrinter lines(rank, std::max(config.log_every, 1));
+  lockstep::MetricsLog log(paths.folder, config.log_every > 0 ? config.log_every : 50);
+  if (rank == 0) LOCKSTEP_RETURN_IF_ERROR(log.Open());
+  lockstep::Trainer<TensorBatch>::Pieces pieces;
+  pieces.state = state;
+  pieces.wrapper = &ddp;
+  pieces.train_step = [&](TensorBatch& batch) { return step(ddp, batch); };
+  pieces.eval_step = pieces.train_step;
+  pieces.train = train.get();
+  pieces.validation = validation.get();
+  pieces.writer = &writer;
+  pieces.observers = {config.log_every > 0 ? static_cast<lockstep::TrainObserver*>(&lines) : &progress};
+  if (rank == 0) pieces.observers.push_back(&log);
+  pieces.group = group;
+  lockstep::Trainer<TensorBatch> trainer(std::move(pieces), options);
+  LOCKSTEP_RETURN_IF_ERROR(trainer.Fit());
+
+  // The test part, once, with the best weights, which rank 0 has written.
+  absl::Status loaded;
+  if (rank == 0) {
+    const auto best = lockstep::LoadPth(paths.best_path);
+    loaded = best.ok() ? lockstep::LoadTrainingState(*best, state).status() : best.status();
+  }
+  LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(loaded, group));
+  lockstep::BroadcastTensors(ddp.parameters(), group);
+  lockstep::BroadcastTensors(ddp.buffers(), group);
+  LOCKSTEP_ASSIGN_OR_RETURN(const auto metrics, trainer.Evaluate(*test, "test_"));
+  if (rank == 0) absl::PrintF("test accuracy: %.4f\n", metrics.at("test_accuracy"));
+  return absl::OkStatus();
+}
+
+}  // namespace mnist

@@ -1,0 +1,160 @@
+#include "lockstep/launch/spawn.h"
+
+#include <csignal>
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Child {
+  pid_t pid = -1;
+  bool running = false;
+};
+
+int Cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+/// In the child: never returns.
+[[noreturn]] void Exec(const SpawnOptions& options, int rank, pid_t parent, const sigset_t& mask) {
+  // A process group of its own, so that what the rank starts can be ended with it; and no rank outlives us.
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);
+  const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
+  set("RANK", std::to_string(rank));
+  set("WORLD_SIZE", std::to_string(options.num_ranks));
+  set("LOCAL_RANK", std::to_string(rank));
+  set("LOCAL_WORLD_SIZE", std::to_string(options.num_ranks));
+  set("GROUP_RANK", "0");
+  set("MASTER_ADDR", options.master_addr);
+  set("MASTER_PORT", std::to_string(options.master_port));
+  const int threads = options.threads > 0 ? options.threads : std::max(1, Cores() / options.num_ranks);
+  setenv("OMP_NUM_THREADS", std::to_string(threads).c_str(), options.threads > 0 ? 1 : 0);
+  if (rank != 0) {
+    for (const auto& name : options.rank_zero_variables) unsetenv(name.c_str());
+  }
+  // A background process group must not read the terminal.
+  if (const int null = open("/dev/null", O_RDONLY); null >= 0) {
+    dup2(null, STDIN_FILENO);
+    close(null);
+  }
+  sigprocmask(SIG_SETMASK, &mask, nullptr);
+  std::vector<char*> argv;
+  for (const auto& argument : options.argv) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  execvp(argv[0], argv.data());
+  std::fprintf(stderr, "lockstep: cannot run %s: %s\n", argv[0], std::strerror(errno));
+  _exit(errno == ENOENT ? 127 : 126);
+}
+
+/// To the whole process group of each rank, also of ranks that have ended and left something behind.
+void SignalAll(const std::vector<Child>& children, int signal) {
+  for (const auto& child : children) {
+    if (child.pid > 0) kill(-child.pid, signal);
+  }
+}
+
+}  // namespace
+
+std::string ThisProgram() {
+  char path[4096];
+  const ssize_t n = readlink("/proc/self/exe", path, sizeof(path));
+  return n > 0 ? std::string(path, n) : "";
+}
+
+int SpawnRanks(const SpawnOptions& options) {
+  sigset_t watched, before;
+  sigemptyset(&watched);
+  for (int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&watched, signal);
+  sigprocmask(SIG_BLOCK, &watched, &before);
+
+  const pid_t self = getpid();
+  std::vector<Child> children(options.num_ranks);
+  int result = 0;
+  int running = 0;
+  for (int rank = 0; rank < options.num_ranks; ++rank) {
+    const pid_t pid = fork();
+    if (pid == 0) Exec(options, rank, self, before);
+    if (pid < 0) {
+      std::fprintf(stderr, "lockstep: cannot start rank %d: %s\n", rank, std::strerror(errno));
+      result = 1;
+      break;
+    }
+    setpgid(pid, pid);  // here too, so that a signal sent now finds the group
+    children[rank] = {pid, true};
+    ++running;
+  }
+
+  const auto start = Clock::now();
+  auto terminate_at = result == 0 ? Clock::time_point::max() : start;
+  auto kill_at = Clock::time_point::max();
+  bool interrupted = false;
+  while (running > 0) {
+    for (int rank = 0; rank < options.num_ranks; ++rank) {
+      Child& child = children[rank];
+      int status = 0;
+      if (!child.running || waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
+      child.running = false;
+      --running;
+      const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+      if (code == 0 || interrupted) continue;
+      if (result != 0) continue;  // what follows the first failure is its consequence
+      result = code;
+      if (WIFSIGNALED(status)) {
+        std::fprintf(stderr, "lockstep: rank %d (process %d) was killed by signal %d (%s); stopping the others\n", rank,
+                     child.pid, WTERMSIG(status), strsignal(WTERMSIG(status)));
+      } else if (options.report_exit_codes) {
+        std::fprintf(stderr, "lockstep: rank %d (process %d) ended with code %d; stopping the others\n", rank,
+                     child.pid, code);
+      }
+      terminate_at = std::min(terminate_at, Clock::now() + options.grace);
+    }
+    if (running == 0) break;
+
+    const auto now = Clock::now();
+    if (options.time_limit.count() > 0 && now - start > options.time_limit && result == 0) {
+      for (int rank = 0; rank < options.num_ranks; ++rank) {
+        if (children[rank].running) {
+          std::fprintf(stderr, "lockstep: rank %d (process %d) did not end in time\n", rank, children[rank].pid);
+        }
+      }
+      result = 124;
+      terminate_at = now;
+    }
+    if (now >= terminate_at) {
+      SignalAll(children, SIGTERM);
+      terminate_at = Clock::time_point::max();
+      kill_at = std::min(kill_at, now + options.kill_after);
+    }
+    if (now >= kill_at) SignalAll(children, SIGKILL);
+
+    const timespec tick{0, 50'000'000};
+    const int signal = sigtimedwait(&watched, nullptr, &tick);
+    if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
+      SignalAll(children, interrupted ? SIGKILL : signal);
+      interrupted = true;
+      result = 128 + signal;
+      kill_at = std::min(kill_at, Clock::now() + options.kill_after);
+    }
+  }
+  SignalAll(children, SIGKILL);  // what ranks have left behind in their process groups
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+  return result;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <fstream>
+#include <string>
+
+#include "lockstep/trainer/observer.h"
+
+namespace lockstep {
+
+/// Appends an object per epoch to `<folder>/metrics.jsonl` (epoch and every metric) and, every `every` steps, one to
+/// `<folder>/steps.jsonl` (epoch, step, loss, learning_rate, loss_scale of this rank). On one rank of a run. A line that
+/// can't be written throws. `images_per_second` and `seconds` are measured; all else is the same in every run with the
+/// same configuration.
+class MetricsLog : public TrainObserver {
+ public:
+  /// `every` of 0: no steps.
+  MetricsLog(std::string folder, size_t every) : folder_(std::move(folder)), every_(every) {}
+
+  /// Opens the files; what is in them is kept.
+  absl::Status Open();
+
+  void OnStepEnd(StepInfo& info) override;
+  void OnEpochEnd(const EpochInfo& info) override;
+
+ private:
+  void WriteLine(std::ofstream& file, const std::string& line);
+
+  const std::string folder_;
+  const size_t every_;
+  std::ofstream metrics_, steps_;
+};
+
+}  // namespace lockstep

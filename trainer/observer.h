@@ -1,0 +1,61 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "lockstep/amp/loss_scaler.h"
+
+namespace lockstep {
+
+/// Where training stands. Epochs and steps count from 1, as people read them.
+struct StepInfo {
+  size_t epoch = 0;
+  size_t epochs = 0;          ///< The last epoch that is planned.
+  size_t step = 0;            ///< Within the epoch.
+  size_t steps = 0;           ///< Of the epoch, 0 if not known.
+  int64_t samples = 0;        ///< Of this rank in this epoch so far.
+  double seconds = 0;         ///< Since the epoch's training began.
+  double learning_rate = 0;
+  bool stepped = true;        ///< False when the scaler skipped the step.
+  at::Tensor loss;            ///< Of this rank's batch, on its device.
+  const LossScaler* scaler = nullptr;  ///< Its scale() waits for the device, as LossValue() does.
+
+  /// The loss as a number. The first call brings it to the host; the trainer then checks that it is finite.
+  double LossValue() {
+    if (!loss_value) loss_value = loss.item<double>();
+    return *loss_value;
+  }
+  std::optional<double> loss_value;
+};
+
+struct EpochInfo {
+  size_t epoch = 0;
+  size_t epochs = 0;
+  /// train_loss, val_loss, train_accuracy, …, learning_rate, stop_counter, images_per_second, seconds.
+  std::map<std::string, double> metrics;
+  bool improved = false;
+};
+
+/// Is told what happens; each function does nothing unless overridden. Called on every rank. What it throws ends the
+/// training with that exception.
+class TrainObserver {
+ public:
+  virtual ~TrainObserver() = default;
+  virtual void OnFitStart() {}
+  virtual void OnEpochStart(size_t epoch) {}
+  virtual void OnStepEnd(StepInfo& info) {}
+  virtual void OnValidated(const EpochInfo& info) {}
+  virtual void OnSaved(const std::string& path) {}
+  virtual void OnEpochEnd(const EpochInfo& info) {}
+  virtual void OnStopped(const std::string& reason) {}
+  virtual void OnException(const std::string& what) {}
+  virtual void OnFitEnd() {}
+};
+
+}  // namespace lockstep

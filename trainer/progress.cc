@@ -1,0 +1,85 @@
+#include "lockstep/trainer/progress.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace lockstep {
+namespace {
+
+double Get(const EpochInfo& info, const std::string& name) {
+  const auto found = info.metrics.find(name);
+  return found == info.metrics.end() ? 0 : found->second;
+}
+
+}  // namespace
+
+ProgressPrinter::ProgressPrinter(int rank, int world_size, std::FILE* out)
+    : active_(rank == 0), world_size_(world_size), out_(out), terminal_(isatty(fileno(out)) == 1) {}
+
+void ProgressPrinter::OnFitStart() {
+  if (!active_) return;
+  absl::FPrintF(out_, "%7s %11s %10s %9s %9s %9s %9s %8s\n", "epoch", "train_loss", "train_acc", "val_loss", "val_acc",
+                "images/s", "seconds", "stop");
+  std::fflush(out_);
+}
+
+void ProgressPrinter::OnStepEnd(StepInfo& info) {
+  if (!active_ || !terminal_) return;
+  const bool last = info.step == info.steps;
+  if (bar_ && info.seconds - last_drawn_ < 0.1 && info.seconds >= last_drawn_ && !last) return;
+  last_drawn_ = info.seconds;
+  bar_ = true;
+  const double rate = info.samples * world_size_ / std::max(info.seconds, 1e-9);
+  constexpr int kWidth = 30;
+  const int done = info.steps == 0 ? 0 : static_cast<int>(kWidth * info.step / info.steps);
+  const double left = info.steps == 0 ? 0 : info.seconds * (info.steps - info.step) / info.step;
+  absl::FPrintF(out_, "\repoch %d/%d [%s%s] %d/%d  %.0f images/s  %.0f s left \x1b[K", info.epoch, info.epochs,
+                std::string(done, '='), std::string(kWidth - done, ' '), info.step, info.steps, rate, left);
+  std::fflush(out_);
+}
+
+void ProgressPrinter::ClearBar() {
+  if (bar_) std::fputs("\r\x1b[K", out_);
+  bar_ = false;
+}
+
+void ProgressPrinter::OnEpochEnd(const EpochInfo& info) {
+  if (!active_) return;
+  ClearBar();
+  absl::FPrintF(out_, "%7s %11.4f %10.4f %9.4f %9.4f %9.0f %9.1f %8.0f%s\n", absl::StrCat(info.epoch, "/", info.epochs),
+                Get(info, "train_loss"), Get(info, "train_accuracy"), Get(info, "val_loss"), Get(info, "val_accuracy"),
+                Get(info, "images_per_second"), Get(info, "seconds"), Get(info, "stop_counter"),
+                info.improved ? "  best" : "");
+  std::fflush(out_);
+}
+
+void ProgressPrinter::OnStopped(const std::string& reason) {
+  if (!active_) return;
+  absl::FPrintF(out_, "stopped early: %s\n", reason);
+}
+
+void ProgressPrinter::OnException(const std::string& what) {
+  if (active_) ClearBar();
+}
+
+void LinePrinter::OnStepEnd(StepInfo& info) {
+  if (info.step % every_ != 0) return;
+  absl::FPrintF(out_, "epoch: %d, step: %d, loss: %.6f, rank: %d\n", info.epoch, info.step, info.LossValue(), rank_);
+  std::fflush(out_);
+}
+
+void LinePrinter::OnEpochEnd(const EpochInfo& info) {
+  if (rank_ != 0) return;
+  absl::FPrintF(out_, "epoch: %d, early-stopping counter: %.0f, accuracy: %.4f\n", info.epoch, Get(info, "stop_counter"),
+                Get(info, "val_accuracy"));
+  std::fflush(out_);
+}
+
+void LinePrinter::OnStopped(const std::string& reason) {
+  if (rank_ == 0) absl::FPrintF(out_, "stopped early: %s\n", reason);
+}
+
+}  // namespace lockstep

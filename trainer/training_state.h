@@ -1,0 +1,28 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "lockstep/amp/loss_scaler.h"
+#include "lockstep/checkpoint/stop_criterion.h"
+#include "lockstep/checkpoint/value.h"
+
+namespace lockstep {
+
+/// What a training run is made of, for checkpoints. Nothing is owned.
+struct TrainingParts {
+  torch::nn::Module* module = nullptr;
+  torch::optim::Optimizer* optimizer = nullptr;
+  LossScaler* scaler = nullptr;
+  StopCriterion* stop = nullptr;
+};
+
+/// {model, optimizer, scaler, epoch, best, stop}: `epoch` is the last finished one, counted from 1, `best` the best
+/// value of the stop criterion's metric, `stop` the criterion's state.
+absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch);
+
+/// Puts a saved state back and returns its epoch. Errors name the part that doesn't fit.
+absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const TrainingParts& parts);
+
+}  // namespace lockstep
