@@ -61,7 +61,7 @@ class DistributedDataParallel : public torch::nn::Module {
   auto forward(Args&&... args) {
     if (is_training() && c10::GradMode::is_enabled()) {
       if (require_sync_) {
-        if (options_.broadcast_buffers && group_) BroadcastTensors(buffers(), group_);
+        if (options_.broadcast_buffers) SyncBuffers();
         reducer_->PrepareForBackward();
       }
     }
@@ -72,6 +72,11 @@ class DistributedDataParallel : public torch::nn::Module {
     torch::nn::Module::train(on);
     module_->train(on);
   }
+
+  /// Rank 0's buffers on all ranks, now. With `broadcast_buffers` off, a module whose training forward doesn't read its
+  /// buffers (batch norm's running statistics are read in evaluation only) needs this once before each evaluation, and
+  /// none at all if its batch norm is synchronised. Collective.
+  void SyncBuffers() { BroadcastTensors(buffers(), group_); }
 
   M& module() { return *module_; }
   Reducer& reducer() { return *reducer_; }

@@ -50,6 +50,8 @@ class TrainObserver {
   virtual void OnFitStart() {}
   virtual void OnEpochStart(size_t epoch) {}
   virtual void OnStepEnd(StepInfo& info) {}
+  /// Before the module is switched to evaluation, once a validation (or test).
+  virtual void OnValidationStart() {}
   virtual void OnValidated(const EpochInfo& info) {}
   virtual void OnSaved(const std::string& path) {}
   virtual void OnEpochEnd(const EpochInfo& info) {}

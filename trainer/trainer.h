@@ -72,6 +72,7 @@ class Trainer {
 
   /// Means over every sample of `source` on all ranks, each counted once, under `prefix`.
   absl::StatusOr<std::map<std::string, double>> Evaluate(BatchSource<Batch>& source, const std::string& prefix) {
+    Tell([](TrainObserver& o) { o.OnValidationStart(); });
     pieces_.wrapper->eval();
     const c10::NoGradGuard no_grad;
     MetricSums sums;

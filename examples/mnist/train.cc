@@ -36,6 +36,16 @@ using lockstep::TensorBatch;
 using lockstep::TensorLoader;
 using Ddp = lockstep::DistributedDataParallel<lockstep::models::ConvNetImpl>;
 
+/// Running statistics of batch norm that is not synchronised differ between ranks; they are read in validation only.
+class BufferSync : public lockstep::TrainObserver {
+ public:
+  explicit BufferSync(Ddp& ddp) : ddp_(ddp) {}
+  void OnValidationStart() override { ddp_.SyncBuffers(); }
+
+ private:
+  Ddp& ddp_;
+};
+
 enum class Use { kTraining, kEvaluation };
 
 /// This rank's batches of one part of the split, on the device, pixels scaled.
@@ -89,7 +99,9 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   model->to(device);
   lockstep::nn::ToChannelsLast(*model);
   if (config.sync_batch_norm) LOCKSTEP_RETURN_IF_ERROR(lockstep::nn::ConvertSyncBatchNorm(*model, group).status());
-  Ddp ddp(model, group);
+  lockstep::DistributedDataParallelOptions ddp_options;
+  ddp_options.broadcast_buffers = false;  // once before each validation is enough: see BufferSync
+  Ddp ddp(model, group, ddp_options);
   torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(config.lr).weight_decay(config.weight_decay));
 
   const auto autocast = AutocastType(config, plan.cuda);
@@ -142,6 +154,8 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   pieces.validation = validation.get();
   pieces.writer = &writer;
   pieces.observers = {config.log_every > 0 ? static_cast<lockstep::TrainObserver*>(&lines) : &progress};
+  BufferSync buffer_sync(ddp);
+  if (!config.sync_batch_norm) pieces.observers.push_back(&buffer_sync);
   if (rank == 0) pieces.observers.push_back(&log);
   pieces.group = group;
   lockstep::Trainer<TensorBatch> trainer(std::move(pieces), options);

@@ -1,0 +1,115 @@
+#include "lockstep/checkpoint/state_dict.h"
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
+
+#include "lockstep/checkpoint/pth.h"
+#include "lockstep/models/conv_net.h"
+
+namespace lockstep {
+namespace {
+
+TEST(ModuleState, HasPythonsNamesInPythonsOrder) {
+  models::ConvNet model;
+  const Value state = ModuleState(*model);
+  std::vector<std::string> names;
+  for (const auto& [key, value] : state.dict()->items) names.push_back(*key.string());
+  const std::vector<std::string> expected = {
+      "layer1.0.weight", "layer1.0.bias", "layer1.1.weight", "layer1.1.bias", "layer1.1.running_mean",
+      "layer1.1.running_var", "layer1.1.num_batches_tracked", "layer2.0.weight", "layer2.0.bias", "layer2.1.weight",
+      "layer2.1.bias", "layer2.1.running_mean", "layer2.1.running_var", "layer2.1.num_batches_tracked", "fc.1.weight",
+      "fc.1.bias", "fc.3.weight", "fc.3.bias"};
+  EXPECT_EQ(names, expected);
+  EXPECT_TRUE(state.dict()->ordered);
+}
+
+TEST(ModuleState, NamesTheFirstDifferenceAndChangesNothing) {
+  torch::nn::Linear small(3, 2), wide(4, 2);
+  const at::Tensor before = wide->weight.detach().clone();
+  const absl::Status status = LoadModuleState(ModuleState(*small), *wide);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.message(), "model state is of another model: 'weight' has shape [2, 3] in the checkpoint, [2, 4] in the model");
+  EXPECT_TRUE(wide->weight.equal(before));
+  models::ConvNet net;
+  EXPECT_NE(LoadModuleState(ModuleState(*small), *net).message().find("'layer1.0.weight' is missing from the checkpoint"),
+            std::string::npos);
+  EXPECT_FALSE(LoadModuleState(Value(3), *net).ok());
+}
+
+/// Steps a layer with `make`'s optimizer, saves, and goes on in a copy: both end the same.
+template <typename Make>
+void ExpectResumes(Make make) {
+  torch::manual_seed(1);
+  torch::nn::Linear a(3, 2), b(3, 2);
+  const at::Tensor input = at::rand({5, 3});
+  auto first = make(a);
+  const auto step = [&](torch::nn::Linear& layer, torch::optim::Optimizer& optimizer) {
+    optimizer.zero_grad();
+    layer->forward(input).square().sum().backward();
+    optimizer.step();
+  };
+  for (int i = 0; i < 3; ++i) step(a, *first);
+
+  const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/optimizer.pt";
+  Value both((ValueDict()));
+  both.set("model", ModuleState(*a));
+  auto state = OptimizerState(*first);
+  ASSERT_TRUE(state.ok()) << state.status();
+  both.set("optimizer", *state);
+  ASSERT_TRUE(SavePth(both, path).ok());
+  const auto loaded = LoadPth(path);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  auto second = make(b);
+  second->param_groups()[0].options().set_lr(123);
+  ASSERT_TRUE(LoadModuleState(*loaded->find("model"), *b).ok());
+  const absl::Status restored = LoadOptimizerState(*loaded->find("optimizer"), *second);
+  ASSERT_TRUE(restored.ok()) << restored;
+  for (int i = 0; i < 3; ++i) {
+    step(a, *first);
+    step(b, *second);
+  }
+  EXPECT_TRUE(a->weight.equal(b->weight));
+}
+
+TEST(OptimizerState, SgdResumesExactly) {
+  ExpectResumes([](torch::nn::Linear& l) {
+    return std::make_unique<torch::optim::SGD>(l->parameters(),
+                                               torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(1e-3));
+  });
+  ExpectResumes([](torch::nn::Linear& l) {
+    return std::make_unique<torch::optim::SGD>(l->parameters(), torch::optim::SGDOptions(0.1));
+  });
+}
+
+TEST(OptimizerState, AdamAndAdamWResumeExactly) {
+  ExpectResumes([](torch::nn::Linear& l) {
+    return std::make_unique<torch::optim::Adam>(l->parameters(), torch::optim::AdamOptions(0.1).amsgrad(true));
+  });
+  ExpectResumes([](torch::nn::Linear& l) {
+    return std::make_unique<torch::optim::AdamW>(l->parameters(), torch::optim::AdamWOptions(0.1).weight_decay(0.1));
+  });
+}
+
+TEST(OptimizerState, RefusesWhatDoesNotFit) {
+  torch::nn::Linear a(3, 2), b(4, 2);
+  torch::optim::SGD one(a->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  a->forward(at::rand({5, 3})).sum().backward();
+  one.step();
+  torch::optim::SGD wide(b->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  EXPECT_FALSE(LoadOptimizerState(*OptimizerState(one), wide).ok());
+  torch::optim::SGD fewer({a->weight}, torch::optim::SGDOptions(0.1));
+  EXPECT_FALSE(LoadOptimizerState(*OptimizerState(one), fewer).ok());
+  torch::optim::Adam other(a->parameters());
+  EXPECT_FALSE(LoadOptimizerState(*OptimizerState(one), other).ok());
+  torch::optim::RMSprop unknown(a->parameters());
+  EXPECT_FALSE(OptimizerState(unknown).ok());
+}
+
+}  // namespace
+}  // namespace lockstep
