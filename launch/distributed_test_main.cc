@@ -67,7 +67,7 @@ int RunRanks(int world_size, int argc, char** argv) {
   for (int i = 1; i < argc; ++i) options.argv.push_back(argv[i]);
   options.num_ranks = world_size;
   options.master_port = port->port();
-  options.rank_zero_variables = {"XML_OUTPUT_FILE", "GTEST_OUTPUT"};
+  options.rank_zero_variables = {"XML_OUTPUT_FILE", "GTEST_OUTPUT", "TEST_PREMATURE_EXIT_FILE"};
   const char* timeout = std::getenv("TEST_TIMEOUT");
   const int seconds = timeout == nullptr ? 0 : std::atoi(timeout);
   if (seconds > 20) options.time_limit = std::chrono::seconds(seconds - 10);

@@ -30,9 +30,12 @@ std::pair<at::Tensor, at::Tensor> LocalStatistics(const at::Tensor& input) {
 }
 
 struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& weight,
-                            const at::Tensor& bias, const at::Tensor& running_mean, const at::Tensor& running_var,
-                            double momentum, double eps, const ProcessGroupPtr& group) {
+  // Optional, because an undefined tensor as an argument is an error.
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const std::optional<at::Tensor>& weight_or,
+                            const std::optional<at::Tensor>& bias_or, const std::optional<at::Tensor>& running_mean,
+                            const std::optional<at::Tensor>& running_var, double momentum, double eps,
+                            const ProcessGroupPtr& group) {
+    const at::Tensor weight = weight_or.value_or(at::Tensor()), bias = bias_or.value_or(at::Tensor());
     const int64_t channels = input.size(1);
     auto [local_mean, local_var] = LocalStatistics(input);
     const at::Tensor local_count =
@@ -49,10 +52,10 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     const at::Tensor mean = (means * share).sum(0);
     const at::Tensor var = ((vars + (means - mean).square()) * share).sum(0);
 
-    if (running_mean.defined()) {
-      running_mean.mul_(1 - momentum).add_(mean, momentum);
+    if (running_mean) {
+      running_mean->mul_(1 - momentum).add_(mean, momentum);
       // One sample in all has no unbiased variance; torch gives NaN there too.
-      running_var.mul_(1 - momentum).add_(var * (total / (total - 1)), momentum);
+      running_var->mul_(1 - momentum).add_(var * (total / (total - 1)), momentum);
     }
     ctx->save_for_backward({input, weight, mean, var, total});
     ctx->saved_data["eps"] = eps;
@@ -106,7 +109,9 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
 at::Tensor SyncBatchNorm(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                          const at::Tensor& running_mean, const at::Tensor& running_var, double momentum, double eps,
                          const ProcessGroupPtr& group) {
-  return SyncBatchNormFunction::apply(input, weight, bias, running_mean, running_var, momentum, eps, group);
+  const auto defined = [](const at::Tensor& tensor) { return tensor.defined() ? std::optional(tensor) : std::nullopt; };
+  return SyncBatchNormFunction::apply(input, defined(weight), defined(bias), defined(running_mean),
+                                      defined(running_var), momentum, eps, group);
 }
 
 }  // namespace lockstep::nn::internal

@@ -70,7 +70,7 @@ TEST(EarlyStopping, Thresholds) {
 }
 
 TEST(EarlyStopping, ANumberThatIsNoneIsAnErrorAndNeverAnImprovement) {
-  for (double bad : {std::nan(""), INFINITY, -INFINITY}) {
+  for (double bad : std::vector<double>{std::nan(""), INFINITY, -INFINITY}) {
     EarlyStopping strict;
     const auto verdict = strict.Check({{"val_loss", bad}});
     ASSERT_FALSE(verdict.ok());
