@@ -1,0 +1,46 @@
+#include "lockstep/comm/liveness.h"
+
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <memory>
+
+namespace lockstep {
+namespace {
+
+TEST(Liveness, NamesTheRankThatNoLongerBeats) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  LivenessMonitor a(store, 0, 3);
+  auto b = std::make_unique<LivenessMonitor>(store, 1, 3);
+  LivenessMonitor c(store, 2, 3);
+  b.reset();
+  const std::string verdict = c.Explain("Connection closed by peer\nframe #0", true);
+  EXPECT_EQ(verdict, "rank 1 is gone (killed or stopped): Connection closed by peer");
+  EXPECT_EQ(a.Explain("Connection closed by peer", true), "stopped because another rank failed: " + verdict);
+}
+
+TEST(Liveness, PassesOnWhyAnotherRankFailed) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  LivenessMonitor a(store, 0, 2), b(store, 1, 2);
+  EXPECT_EQ(b.Explain("the loss is nan", false), "the loss is nan");
+  EXPECT_EQ(a.Explain("Connection closed by peer", true), "stopped because another rank failed: rank 1: the loss is nan");
+}
+
+TEST(Liveness, WithEverybodyAliveTheReasonStands) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  LivenessMonitor a(store, 0, 2), b(store, 1, 2);
+  EXPECT_EQ(a.Explain("Timed out waiting 100ms", true), "Timed out waiting 100ms");
+}
+
+TEST(Liveness, AWorldOfOneNeedsNoStore) {
+  LivenessMonitor alone(nullptr, 0, 1);
+  EXPECT_EQ(alone.Explain("x", true), "x");
+}
+
+TEST(Liveness, KnowsBrokenCollectives) {
+  EXPECT_TRUE(IsCommunicationError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"));
+  EXPECT_FALSE(IsCommunicationError("The size of tensor a (3) must match the size of tensor b (4)"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""The launcher with shell programs as ranks."""
+import os
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+sys.path.insert(0, "tests")
+import junit  # noqa: E402
+
+PROGRAM = "launch/lockstep_run"
+CLEAN = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+
+
+def run(*args, **env):
+    return subprocess.run([PROGRAM, *args], env={**CLEAN, **env}, capture_output=True, text=True, timeout=50)
+
+
+def alive(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class LockstepRun(unittest.TestCase):
+    def test_sets_the_environment_of_each_rank(self):
+        show = 'echo "$RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR ${MASTER_PORT:+port} $1"'
+        result = run("--nproc_per_node=3", "--standalone", "sh", "-c", show, "x", "--flag=of the program")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(sorted(result.stdout.splitlines()),
+                         [f"{r} 3 {r} 3 localhost port --flag=of the program" for r in range(3)])
+
+    def test_takes_address_and_port_in_every_spelling(self):
+        for args in (["--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port", "0"],
+                     ["--nproc-per-node=1", "--master-addr=127.0.0.1", "--master-port=0", "--"]):
+            result = run(*args, "sh", "-c", "echo $MASTER_ADDR $MASTER_PORT")
+            address, port = result.stdout.split()
+            self.assertEqual(address, "127.0.0.1")
+            self.assertGreater(int(port), 0)
+
+    def test_threads_are_cores_by_ranks_unless_set(self):
+        cores = len(os.sched_getaffinity(0))
+        self.assertEqual(run("--nproc_per_node=1", "--standalone", "sh", "-c", "echo $OMP_NUM_THREADS").stdout.strip(), str(cores))
+        self.assertEqual(run("--nproc_per_node=64", "--standalone", "sh", "-c", "echo $OMP_NUM_THREADS").stdout.split(),
+                         [str(max(1, cores // 64))] * 64)
+        self.assertEqual(run("--standalone", "sh", "-c", "echo $OMP_NUM_THREADS", OMP_NUM_THREADS="7").stdout.strip(), "7")
+
+    def test_returns_the_code_of_the_rank_that_failed_and_ends_the_rest(self):
+        start = time.time()
+        result = run("--nproc_per_node=2", "--standalone", "sh", "-c", 'test $RANK = 0 && sleep 100; exit 7')
+        self.assertEqual(result.returncode, 7)
+        self.assertRegex(result.stderr, r"rank 1 \(process \d+\) ended with code 7")
+        self.assertLess(time.time() - start, 20)
+
+    def test_a_rank_that_ignores_sigterm_is_killed(self):
+        result = run("--nproc_per_node=2", "--standalone", "sh", "-c", 'test $RANK = 1 && exit 3; trap "" TERM; while true; do sleep 1; done')
+        self.assertEqual(result.returncode, 3)
+
+    def test_names_a_killed_rank(self):
+        result = run("--nproc_per_node=2", "--standalone", "sh", "-c", "test $RANK = 1 && kill -9 $$; sleep 100")
+        self.assertEqual(result.returncode, 137)
+        self.assertIn("killed by signal 9", result.stderr)
+
+    def start_sleepers(self):
+        process = subprocess.Popen([PROGRAM, "--nproc_per_node=2", "--standalone", "sh", "-c", "sleep 100 & echo $$ $!; wait"],
+                                   stdout=subprocess.PIPE, text=True)
+        pids = [int(p) for _ in range(2) for p in process.stdout.readline().split()]
+        return process, pids
+
+    def expect_gone(self, pids):
+        deadline = time.time() + 10
+        while any(alive(p) for p in pids) and time.time() < deadline:
+            time.sleep(0.05)
+        self.assertEqual([p for p in pids if alive(p)], [])
+
+    def test_passes_signals_on_and_leaves_nothing(self):
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            process, pids = self.start_sleepers()
+            process.send_signal(sig)
+            self.assertEqual(process.wait(20), 128 + sig)
+            self.expect_gone(pids)
+
+    def test_its_own_death_ends_the_ranks(self):
+        process, pids = self.start_sleepers()
+        process.kill()
+        process.wait()
+        self.expect_gone(pids[::2])  # the ranks; what a shell started is its own business
+
+    def test_what_is_wrong_is_named(self):
+        for args, want in ((["--nproc_per_node=0", "true"], "--nproc_per_node=0"),
+                           (["--nproc_per_node=x", "true"], "--nproc_per_node=x"),
+                           (["--master_port=70000", "true"], "--master_port=70000"),
+                           (["--frobnicate", "true"], "unknown option --frobnicate"),
+                           (["--nproc_per_node"], "needs a value"),
+                           ([], "no program")):
+            result = run(*args)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(want, result.stderr)
+            self.assertEqual(result.stderr.count("\n"), 1)
+        self.assertEqual(run("--standalone", "/nowhere/program").returncode, 127)
+
+
+if __name__ == "__main__":
+    junit.main()
