@@ -6,12 +6,18 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
 #include <absl/strings/strip.h>
+#include <c10/util/Flags.h>
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
 
 #include "lockstep/base/error_text.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/comm/environment.h"
+
+C10_DECLARE_int(caffe2_log_level);
 
 namespace lockstep {
 namespace {
@@ -29,6 +35,16 @@ absl::Status ReadQuery(const std::string& query, const std::string& url, int* ra
   return absl::OkStatus();
 }
 
+/// c10d warns about host names that it can't look up and does without; what fails is reported by us.
+class QuietC10 {
+ public:
+  QuietC10() : before_(FLAGS_caffe2_log_level) { FLAGS_caffe2_log_level = std::max(before_, c10::GLOG_ERROR); }
+  ~QuietC10() { FLAGS_caffe2_log_level = before_; }
+
+ private:
+  const int before_;
+};
+
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> OpenTcp(const std::string& host, int port, bool server,
                                                         int world_size, std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
@@ -37,6 +53,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> OpenTcp(const std::string& host,
   options.numWorkers = world_size;
   options.waitWorkers = false;  // the backend's own start waits for every rank
   options.timeout = timeout;
+  const QuietC10 quiet;
   try {
     c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::TCPStore>(host, options);
     return store;

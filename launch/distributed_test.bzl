@@ -30,3 +30,31 @@ def lockstep_distributed_test(name, world_size, deps = [], args = [], copts = []
         ],
         **kwargs
     )
+
+def lockstep_distributed_tests(name, world_sizes, srcs, deps = [], copts = [], **kwargs):
+    """The same test in several world sizes, compiled once: `<name>_1_rank_test`, `<name>_2_ranks_test`, …
+
+    Args:
+      name: prefix of the tests' names.
+      world_sizes: numbers of ranks.
+      srcs: as for cc_test.
+      deps: as for lockstep_distributed_test.
+      copts: as for cc_test.
+      **kwargs: passed to lockstep_distributed_test.
+    """
+    native.cc_library(
+        name = name + "_cases",
+        testonly = True,
+        srcs = srcs,
+        alwayslink = True,
+        copts = LOCKSTEP_COPTS + copts,
+        linkstatic = True,
+        deps = deps + ["@com_google_googletest//:gtest"],
+    )
+    for world_size in world_sizes:
+        lockstep_distributed_test(
+            name = "%s_%d_rank%s_test" % (name, world_size, "" if world_size == 1 else "s"),
+            world_size = world_size,
+            deps = [":" + name + "_cases"],
+            **kwargs
+        )

@@ -94,7 +94,8 @@ class Trainer {
     MetricSums sums;
     LOCKSTEP_RETURN_IF_ERROR(TrainEpoch(epoch, start, sums));
     EpochInfo info{epoch, options_.epochs, {}, false};
-    LOCKSTEP_ASSIGN_OR_RETURN(info.metrics, Means(sums, "train_"));
+    // When the scaler skipped every step of a short epoch there is no training mean, and that is no error.
+    LOCKSTEP_ASSIGN_OR_RETURN(info.metrics, Means(sums, "train_", /*may_be_empty=*/skipped_ > 0));
     const double train_seconds = Seconds(start);
     const double samples = info.metrics["train_samples"];
     info.metrics.erase("train_samples");
@@ -168,9 +169,10 @@ class Trainer {
   }
 
   /// Means under `prefix`, and `<prefix>samples`. The same on all ranks, so that an error is too.
-  absl::StatusOr<std::map<std::string, double>> Means(const MetricSums& sums, const std::string& prefix) {
+  absl::StatusOr<std::map<std::string, double>> Means(const MetricSums& sums, const std::string& prefix,
+                                                      bool may_be_empty = false) {
     const MetricSums::Result result = sums.Reduce(pieces_.group);
-    if (result.samples == 0) return Agreed(absl::InternalError(absl::StrCat(prefix, "metrics: there was no sample")));
+    if (result.samples == 0 && !may_be_empty) return Agreed(absl::InternalError(absl::StrCat(prefix, "metrics: there was no sample")));
     std::map<std::string, double> means = {{prefix + "samples", static_cast<double>(result.samples)}};
     for (const auto& [name, mean] : result.means) {
       if (!std::isfinite(mean)) {

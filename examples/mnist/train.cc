@@ -83,7 +83,9 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   // Data, the same on all ranks; each takes its share of each part.
   auto data = lockstep::LoadMnist(config.data);
   LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(data.status(), group));
-  LOCKSTEP_ASSIGN_OR_RETURN(const auto parts, lockstep::RandomSplit(data->labels.numel(), {0.8, 0.1, 0.1}, config.seed));
+  const auto split = lockstep::RandomSplit(data->labels.numel(), {0.8, 0.1, 0.1}, config.seed);
+  LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(split.status(), group));
+  const auto& parts = *split;
   const auto train = MakeLoader(*data, parts[0], Use::kTraining, config, device, group);
   const auto validation = MakeLoader(*data, parts[1], Use::kEvaluation, config, device, group);
   const auto test = MakeLoader(*data, parts[2], Use::kEvaluation, config, device, group);

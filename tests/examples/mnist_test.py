@@ -271,7 +271,7 @@ class BadInput(unittest.TestCase):
         d = folder()
         script = (f"mount -t tmpfs -o size=400k none {d} && {' '.join(command('--pt_path=' + d + '/', '--run_dir=' + folder() + '/run', '--epochs=3'))}; "
                   f"code=$?; ls -la {d} >&2; head -c 4 {d}/cnn.pt | od -c | head -1 >&2; exit $code")
-        for unshare in (["unshare", "-Urnm"], ["unshare", "-m"]):
+        for unshare in (["unshare", "-Urm"], ["unshare", "-m"]):
             if subprocess.run(unshare + ["true"], capture_output=True).returncode == 0:
                 break
         else:

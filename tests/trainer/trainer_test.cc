@@ -69,8 +69,8 @@ struct Counter : TrainObserver {
 };
 
 /// A linear model that learns y = sum of x, with everything that a trainer needs.
-struct Setup {
-  explicit Setup(int64_t samples = 40, int64_t validation_samples = 101) {
+struct TrainingRun {
+  explicit TrainingRun(int64_t samples = 40, int64_t validation_samples = 101) {
     torch::manual_seed(1);
     layer = torch::nn::Linear(3, 1);
     const at::Tensor x = at::randn({samples, 3}), v = at::randn({validation_samples, 3});
@@ -111,7 +111,7 @@ struct Setup {
 };
 
 TEST(Trainer, TrainsForTheEpochsItIsGiven) {
-  Setup s;
+  TrainingRun s;
   s.options.epochs = 30;
   const absl::Status status = Trainer<TensorBatch>(s.pieces, s.options).Fit();
   ASSERT_TRUE(status.ok()) << status;
@@ -123,7 +123,7 @@ TEST(Trainer, TrainsForTheEpochsItIsGiven) {
 
 TEST(Trainer, ValidationCountsEachSampleOnce) {
   for (int64_t n : {101, 1, 4, 5}) {
-    Setup s(40, n);
+    TrainingRun s(40, n);
     Trainer<TensorBatch> trainer(s.pieces, s.options);
     const auto metrics = trainer.Evaluate(*s.validation, "val_");
     ASSERT_TRUE(metrics.ok()) << metrics.status();
@@ -152,7 +152,7 @@ class LastRankStops : public NeverStop {
 };
 
 TEST(Trainer, AllRanksStopTogether) {
-  Setup s;
+  TrainingRun s;
   LastRankStops stop;
   s.pieces.state.stop = &stop;
   s.options.epochs = 10;
@@ -162,7 +162,7 @@ TEST(Trainer, AllRanksStopTogether) {
 }
 
 TEST(Trainer, StopsEarlyAndKeepsTheBest) {
-  Setup s;
+  TrainingRun s;
   EarlyStoppingOptions stopping;
   stopping.patience = 2;
   stopping.min_delta = 1000;  // only the first is better
@@ -181,8 +181,8 @@ TEST(Trainer, StopsEarlyAndKeepsTheBest) {
 
 TEST(Trainer, ResumesAsIfItHadNotStopped) {
   const std::string path = Folder() + "/last.pt";
-  Setup whole, first, second;
-  for (Setup* s : {&whole, &first, &second}) s->options.epochs = 4;
+  TrainingRun whole, first, second;
+  for (TrainingRun* s : {&whole, &first, &second}) s->options.epochs = 4;
   ASSERT_TRUE(Trainer<TensorBatch>(whole.pieces, whole.options).Fit().ok());
   first.options.epochs = 2;
   first.options.last_path = path;
@@ -198,7 +198,7 @@ TEST(Trainer, ResumesAsIfItHadNotStopped) {
 }
 
 TEST(Trainer, ACheckpointThatCannotBeWrittenIsAnErrorOnEveryRank) {
-  Setup s;
+  TrainingRun s;
   s.options.last_path = "/proc/nowhere/last.pt";
   const absl::Status status = Trainer<TensorBatch>(s.pieces, s.options).Fit();
   ASSERT_FALSE(status.ok());
@@ -207,7 +207,7 @@ TEST(Trainer, ACheckpointThatCannotBeWrittenIsAnErrorOnEveryRank) {
 
 TEST(Trainer, ALossThatIsNoNumberIsAnError) {
   {
-    Setup s;  // nobody looks: the epoch's mean tells
+    TrainingRun s;  // nobody looks: the epoch's mean tells
     s.loss_factor = std::nan("");
     const absl::Status status = Trainer<TensorBatch>(s.pieces, s.options).Fit();
     ASSERT_FALSE(status.ok());
@@ -215,7 +215,7 @@ TEST(Trainer, ALossThatIsNoNumberIsAnError) {
   }
   Barrier(Group());
   if (World() == 1) {  // a rank that gives up alone would leave the others in a collective
-    Setup s;
+    TrainingRun s;
     s.counter.look = true;
     s.loss_factor = std::nan("");
     const absl::Status status = Trainer<TensorBatch>(s.pieces, s.options).Fit();
@@ -225,7 +225,7 @@ TEST(Trainer, ALossThatIsNoNumberIsAnError) {
 }
 
 TEST(Trainer, ADynamicScalerMaySkipButNotForEver) {
-  Setup s;
+  TrainingRun s;
   GradScalerOptions options;
   options.group = Group();
   GradScaler scaler(options);
@@ -270,7 +270,7 @@ class EpochIsTheSample : public torch::data::samplers::DistributedSampler<> {
 };
 
 TEST(Trainer, AUsersSamplerSeesEachEpoch) {
-  Setup s;
+  TrainingRun s;
   TensorLoader loader(at::arange(30, at::kFloat).view({10, 3}), at::arange(10, at::kFloat), EpochIsTheSample(), {2});
   std::vector<double> seen;
   const auto step = s.pieces.train_step;
@@ -285,7 +285,7 @@ TEST(Trainer, AUsersSamplerSeesEachEpoch) {
 }
 
 TEST(MetricsLog, WritesAnObjectPerEpochAndPerNSteps) {
-  Setup s;
+  TrainingRun s;
   const std::string folder = Folder();
   MetricsLog log(folder, 2);
   if (Rank() == 0) {
