@@ -4,7 +4,7 @@ load("//third_party/abseil:repository.bzl", "abseil_repository")
 load("//third_party/cuda:repository.bzl", "cuda_repository")
 load("//third_party/glog:repository.bzl", "glog_repository")
 load("//third_party/googletest:repository.bzl", "googletest_repository")
-load("//third_party/libtorch:repository.bzl", "libtorch_repository")
+load("//third_party/libtorch:repository.bzl", "libtorch_cuda_runtime_repository", "libtorch_repository")
 load("//third_party/nlohmann_json:repository.bzl", "nlohmann_json_repository")
 load("//third_party/zlib:repository.bzl", "zlib_repository")
 
@@ -14,6 +14,7 @@ _REPOSITORIES = {
     "com_google_googletest": googletest_repository,
     "cuda": cuda_repository,
     "libtorch": libtorch_repository,
+    "libtorch_cuda_runtime": libtorch_cuda_runtime_repository,
     "nlohmann_json": nlohmann_json_repository,
     "zlib": zlib_repository,
 }

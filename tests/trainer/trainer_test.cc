@@ -84,11 +84,15 @@ struct TrainingRun {
     optimizer = std::make_unique<torch::optim::SGD>(ddp->parameters(), torch::optim::SGDOptions(0.05));
     pieces.state = {layer.get(), optimizer.get(), &scaler, &never};
     pieces.wrapper = ddp.get();
-    pieces.train_step = [this](TensorBatch& batch) {
+    pieces.eval_step = [this](TensorBatch& batch) {
       const at::Tensor error = (ddp->forward(batch.data).squeeze(1) - batch.target).square();
-      return StepOutput{error.mean() * loss_factor, batch.target.size(0), {{"ones", at::ones_like(error).sum()}}};
+      return StepOutput{error.mean(), batch.target.size(0), {{"ones", at::ones_like(error).sum()}}};
     };
-    pieces.eval_step = pieces.train_step;
+    pieces.train_step = [this](TensorBatch& batch) {
+      StepOutput output = pieces.eval_step(batch);
+      output.loss = output.loss * loss_factor;
+      return output;
+    };
     pieces.train = train.get();
     pieces.validation = validation.get();
     pieces.writer = &writer;

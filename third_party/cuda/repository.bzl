@@ -4,6 +4,8 @@ They are looked for in $CUDA_HOME, /usr/local/cuda and /usr. Where one is missin
 says so when something that needs it is built (`--config=cuda`).
 """
 
+_LIBRARIES = ["cublas", "cublasLt", "cudnn", "cufft", "curand", "cusparse", "cusolver", "nvrtc"]
+
 _ABSENT = """
 genrule(
     name = "{name}_is_missing",
@@ -34,11 +36,19 @@ cc_library(
     name = "cuda",
     hdrs = ["include"],
     includes = ["include"],
-    linkopts = ["-L{lib}", "-Wl,-rpath,{lib}", "-lcudart"],
+    linkopts = ["-L{lib}", "-Wl,-rpath,{lib}"],
 )
-""".format(lib = libdir))
+
+# Named one by one, so that a program finds them by its own rpath: libtorch_cuda.so has none for them.
+cc_library(
+    name = "libraries",
+    linkopts = ["-Wl,--no-as-needed"] + ["-l" + name for name in {names}] + ["-Wl,--as-needed"],
+    deps = [":cuda"],
+)
+""".format(lib = libdir, names = repr(_LIBRARIES)))
     else:
-        build.append(_ABSENT.format(name = "cuda", what = "the CUDA toolkit (cuda_runtime.h)"))
+        for name in ["cuda", "libraries"]:
+            build.append(_ABSENT.format(name = name, what = "the CUDA toolkit (cuda_runtime.h)"))
 
     nccl_root = None
     for root in roots:

@@ -54,16 +54,21 @@ def _check(ctx, folder):
         fail("lockstep: LibTorch in {} was built with the old C++ ABI; {}".format(folder, _tested()))
     return version
 
+def _link_libraries(ctx, folder):
+    """Links folder's shared libraries into lib/ and returns their names."""
+    names = []
+    for lib in ctx.path(folder + "/lib").readdir():
+        if ".so" in lib.basename:
+            ctx.symlink(lib, "lib/" + lib.basename)
+            names.append(lib.basename)
+    return sorted(names)
+
 def _libtorch_impl(ctx):
     _check_platform(ctx)
     folder = ctx.os.environ.get("LOCKSTEP_LIBTORCH") or _download(ctx)
     version = _check(ctx, folder)
     ctx.symlink(folder + "/include", "include")
-    present = []
-    for lib in ctx.path(folder + "/lib").readdir():
-        if ".so" in lib.basename:
-            ctx.symlink(lib, "lib/" + lib.basename)
-            present.append(lib.basename)
+    present = _link_libraries(ctx, folder)
 
     # libgomp has a hashed name in some wheels; it belongs to the libraries that a CPU program loads.
     cpu = [n for n in present if n.startswith(("libtorch_cpu.so", "libc10.so", "libgomp", "libcudart.so.", "libcupti.so."))]
@@ -85,4 +90,24 @@ libtorch_repository = repository_rule(
         "_build": attr.label(default = Label("//third_party/libtorch:BUILD.libtorch.bazel"), allow_single_file = True),
     },
     environ = ["LOCKSTEP_LIBTORCH", "LOCKSTEP_CACHE", "XDG_CACHE_HOME", "HOME"],
+)
+
+def _cuda_runtime_impl(ctx):
+    _check_platform(ctx)
+    names = _link_libraries(ctx, _download(ctx))
+    ctx.file("BUILD.bazel", """cc_library(
+    name = "libtorch_cuda_runtime",
+    srcs = {},
+    visibility = ["//visibility:public"],
+)
+""".format(repr(["lib/" + n for n in names])))
+
+# Fetched only when something is built with `--config=cuda`.
+libtorch_cuda_runtime_repository = repository_rule(
+    implementation = _cuda_runtime_impl,
+    attrs = {
+        "requirements": attr.label(default = Label("//third_party/libtorch:requirements_cuda.txt"), allow_single_file = True),
+        "_install": attr.label(default = Label("//third_party/libtorch:install.sh"), allow_single_file = True),
+    },
+    environ = ["LOCKSTEP_CACHE", "XDG_CACHE_HOME", "HOME"],
 )
