@@ -72,10 +72,11 @@ def _libtorch_impl(ctx):
 
     # libgomp has a hashed name in some wheels; it belongs to the libraries that a CPU program loads.
     cpu = [n for n in present if n.startswith(("libtorch_cpu.so", "libc10.so", "libgomp", "libcudart.so.", "libcupti.so."))]
-    cuda = [n for n in present if n.startswith(("libtorch.so", "libtorch_cuda", "libc10_cuda.so", "libtorch_nvshmem.so", "libcaffe2_nvrtc"))]
+    enabled = str(Label("//third_party/cuda:enabled"))  # without a repository in Bazel 4's main workspace
     ctx.template("BUILD.bazel", ctx.attr._build, {
         "%{cpu_libs}": repr(["lib/" + n for n in cpu]),
-        "%{cuda_libs}": repr(["lib/" + n for n in cuda]),
+        "%{cuda_enabled}": enabled if enabled.startswith("@") else "@lockstep" + enabled,
+        "%{lib_dir}": folder + "/lib",
     })
     ctx.file("defs.bzl", "LIBTORCH_VERSION = {}\nLIBTORCH_CXX_STANDARD = {}\n".format(
         repr(version),
