@@ -113,11 +113,23 @@ std::map<std::string, double> GradScaler::state() const {
           {"_growth_tracker", growth_tracker_.defined() ? growth_tracker_.item<int32_t>() : init_growth_tracker_}};
 }
 
-void GradScaler::set_state(const std::map<std::string, double>& state) {
-  if (!options_.enabled) return;
-  TORCH_CHECK(!state.empty(), "GradScaler: the state is empty; it was saved by a scaler that was not enabled");
-  for (const char* key : {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}) {
-    TORCH_CHECK(state.count(key) == 1, "GradScaler: the state has no '", key, "'");
+absl::Status GradScaler::set_state(const std::map<std::string, double>& state) {
+  if (!options_.enabled) return absl::OkStatus();
+  if (state.empty()) {
+    return absl::InvalidArgumentError("GradScaler: the state is empty; it was saved by a scaler that was not enabled");
+  }
+  // The least and the most that each may be.
+  const std::map<std::string, std::pair<double, double>> ranges = {{"scale", {0, 3.4e38}},
+                                                                   {"growth_factor", {1, 1e9}},
+                                                                   {"backoff_factor", {0, 1}},
+                                                                   {"growth_interval", {1, 2147483647}},
+                                                                   {"_growth_tracker", {0, 2147483647}}};
+  for (const auto& [key, range] : ranges) {
+    const auto found = state.find(key);
+    if (found == state.end()) return absl::InvalidArgumentError("GradScaler: the state has no '" + key + "'");
+    if (!(found->second >= range.first && found->second <= range.second)) {
+      return absl::InvalidArgumentError("GradScaler: '" + key + "' of the state is out of range");
+    }
   }
   init_scale_ = state.at("scale");
   options_.growth_factor = state.at("growth_factor");
@@ -128,6 +140,7 @@ void GradScaler::set_state(const std::map<std::string, double>& state) {
     scale_.fill_(init_scale_);
     growth_tracker_.fill_(init_growth_tracker_);
   }
+  return absl::OkStatus();
 }
 
 }  // namespace lockstep

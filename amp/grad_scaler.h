@@ -13,8 +13,8 @@ struct GradScalerOptions {
   double backoff_factor = 0.5;
   int64_t growth_interval = 2000;
   bool enabled = true;
-  /// An overflow on one rank of the group skips the step on all, so that scales never drift apart. Step is then
-  /// collective. Null: this process alone.
+  /// An overflow on one rank of the group skips the step on all, so that scales never drift apart. Unscale, or Step
+  /// where there was no Unscale, is then collective. Null: this process alone.
   ProcessGroupPtr group;
 };
 
@@ -40,7 +40,7 @@ class GradScaler : public LossScaler {
   bool dynamic() const override { return options_.enabled; }
   /// Keys of Python's state_dict: scale, growth_factor, backoff_factor, growth_interval, _growth_tracker.
   std::map<std::string, double> state() const override;
-  void set_state(const std::map<std::string, double>& state) override;
+  absl::Status set_state(const std::map<std::string, double>& state) override;
 
  private:
   enum class Stage { kReady, kUnscaled, kStepped };

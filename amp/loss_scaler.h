@@ -1,5 +1,6 @@
 #pragma once
 
+#include <absl/status/status.h>
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
@@ -27,7 +28,8 @@ class LossScaler {
   virtual bool dynamic() const = 0;
   /// Named numbers, as `state_dict()` in Python; empty where there is nothing to keep.
   virtual std::map<std::string, double> state() const = 0;
-  virtual void set_state(const std::map<std::string, double>& state) = 0;
+  /// InvalidArgument, and nothing is changed, when the state is none of this kind of scaler.
+  virtual absl::Status set_state(const std::map<std::string, double>& state) = 0;
 };
 
 /// Scales nothing.
@@ -43,7 +45,7 @@ class NoScaler : public LossScaler {
   double scale() const override { return 1; }
   bool dynamic() const override { return false; }
   std::map<std::string, double> state() const override { return {}; }
-  void set_state(const std::map<std::string, double>&) override {}
+  absl::Status set_state(const std::map<std::string, double>&) override { return absl::OkStatus(); }
 };
 
 }  // namespace lockstep

@@ -5,6 +5,9 @@ The standard is the target's and not a flag of ours, since an embedding workspac
 
 load("@libtorch//:defs.bzl", "LIBTORCH_CXX_STANDARD")
 
+# Of this repository, below the execution root: empty in our own workspace, external/<name>/ in another.
+REPOSITORY_ROOT = Label("//bazel:cc.bzl").workspace_root + "/" if Label("//bazel:cc.bzl").workspace_root else ""
+
 LOCKSTEP_COPTS = ["-std=" + LIBTORCH_CXX_STANDARD]
 
 def lockstep_cc_library(name, copts = [], **kwargs):

@@ -53,10 +53,12 @@ def python_rate(python, *flags):
 
 def seconds_until(command, sign):
     start = time.perf_counter()
-    process = subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     for line in process.stdout:
         if sign in line:
             break
+    else:
+        raise RuntimeError(f"{command[0]} ended before its first step")
     seconds = time.perf_counter() - start
     process.terminate()
     process.communicate()

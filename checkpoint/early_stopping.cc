@@ -42,30 +42,46 @@ absl::StatusOr<StopCriterion::Verdict> EarlyStopping::Check(const std::map<std::
   } else {
     ++counter_;
   }
+  last_ = value;
   if (options_.stopping_threshold && Better(value, *options_.stopping_threshold)) {
-    reason_ = absl::StrCat(options_.monitor, " ", value, " is better than the stopping threshold ",
-                           *options_.stopping_threshold);
+    cause_ = Cause::kStoppingThreshold;
   } else if (options_.divergence_threshold && Better(*options_.divergence_threshold, value)) {
-    reason_ = absl::StrCat(options_.monitor, " ", value, " is worse than the divergence threshold ",
-                           *options_.divergence_threshold);
+    cause_ = Cause::kDivergenceThreshold;
   } else if (counter_ >= options_.patience) {
-    reason_ = absl::StrCat(options_.monitor, " has not improved on ", best_, " for ", counter_, " validations");
+    cause_ = Cause::kPatience;
   }
-  verdict.stop = !reason_.empty();
+  verdict.stop = cause_ != Cause::kNone;
   return verdict;
 }
 
+std::string EarlyStopping::reason() const {
+  switch (cause_) {
+    case Cause::kNone: return "";
+    case Cause::kPatience:
+      return absl::StrCat(options_.monitor, " has not improved on ", best_, " for ", counter_, " validations");
+    case Cause::kStoppingThreshold: return absl::StrCat(options_.monitor, " ", last_, " is better than the stopping threshold");
+    case Cause::kDivergenceThreshold: return absl::StrCat(options_.monitor, " ", last_, " is worse than the divergence threshold");
+  }
+  return "";
+}
+
 std::map<std::string, double> EarlyStopping::state() const {
-  return {{"counter", counter_}, {"best", best_}, {"stopped", reason_.empty() ? 0. : 1.}};
+  return {{"counter", counter_}, {"best", best_}, {"last", last_}, {"stopped", static_cast<double>(cause_)}};
 }
 
 absl::Status EarlyStopping::set_state(const std::map<std::string, double>& state) {
-  for (const char* key : {"counter", "best", "stopped"}) {
+  for (const char* key : {"counter", "best", "last", "stopped"}) {
     if (state.count(key) == 0) return absl::InvalidArgumentError(absl::StrCat("early stopping: the state has no '", key, "'"));
   }
-  counter_ = static_cast<int>(state.at("counter"));
+  const double counter = state.at("counter"), stopped = state.at("stopped");
+  if (!(counter >= 0 && counter <= 1e9) || !(stopped == 0 || stopped == 1 || stopped == 2 || stopped == 3)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("early stopping: the state makes no sense: counter ", counter, ", stopped ", stopped));
+  }
+  counter_ = static_cast<int>(counter);
   best_ = state.at("best");
-  reason_ = state.at("stopped") != 0 ? "it had stopped before it was saved" : "";
+  last_ = state.at("last");
+  cause_ = static_cast<Cause>(static_cast<int>(stopped));
   return absl::OkStatus();
 }
 

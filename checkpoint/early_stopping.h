@@ -33,20 +33,23 @@ class EarlyStopping : public StopCriterion {
   int counter() const override { return counter_; }
   /// The best value so far; the worst possible before the first.
   double best() const { return best_; }
-  /// Why it stopped, empty while it has not.
-  const std::string& reason() const { return reason_; }
+  std::string reason() const override;
 
-  /// Keys: counter, best, stopped.
+  /// Keys: counter, best, last (the last value checked), stopped (0, or why).
   std::map<std::string, double> state() const override;
   absl::Status set_state(const std::map<std::string, double>& state) override;
 
  private:
+  /// Kept in saved states: don't renumber.
+  enum class Cause { kNone = 0, kPatience = 1, kStoppingThreshold = 2, kDivergenceThreshold = 3 };
+
   bool Better(double a, double b) const { return options_.mode == EarlyStoppingOptions::Mode::kMin ? a < b : a > b; }
 
   const EarlyStoppingOptions options_;
   int counter_ = 0;
   double best_;
-  std::string reason_;
+  double last_ = 0;
+  Cause cause_ = Cause::kNone;
 };
 
 }  // namespace lockstep

@@ -34,7 +34,7 @@ Value ModuleState(const torch::nn::Module& module) {
   return state;
 }
 
-absl::Status LoadModuleState(const Value& state, torch::nn::Module& module) {
+absl::Status CheckModuleState(const Value& state, const torch::nn::Module& module) {
   if (state.dict() == nullptr) return absl::InvalidArgumentError(absl::StrCat("model state: a ", state.type_name(), ", not a dict"));
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   Collect(module, "", tensors);
@@ -70,6 +70,13 @@ absl::Status LoadModuleState(const Value& state, torch::nn::Module& module) {
     return absl::InvalidArgumentError(absl::StrCat("model state is of another model: ", first,
                                                    wrong > 1 ? absl::StrCat(" (and ", wrong - 1, " more)") : ""));
   }
+  return absl::OkStatus();
+}
+
+absl::Status LoadModuleState(const Value& state, torch::nn::Module& module) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckModuleState(state, module));
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  Collect(module, "", tensors);
   const at::NoGradGuard no_grad;
   for (auto& [name, tensor] : tensors) {
     if (tensor.defined()) tensor.detach().copy_(*state.find(name)->tensor());

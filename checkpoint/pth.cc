@@ -5,7 +5,6 @@
 #include <caffe2/serialize/inline_container.h>
 #include <ATen/Functions.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "lockstep/base/error_text.h"
 #include "lockstep/base/status_macros.h"

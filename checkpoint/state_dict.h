@@ -16,6 +16,9 @@ namespace lockstep {
 /// Parameters and buffers under their dotted names, in the order of Python.
 Value ModuleState(const torch::nn::Module& module);
 
+/// Whether LoadModuleState would succeed, and its error if not.
+absl::Status CheckModuleState(const Value& state, const torch::nn::Module& module);
+
 /// Copies the tensors of `state` into the module, which keeps its devices and dtypes. InvalidArgument, before anything
 /// is changed, when a name is missing or unknown or a shape differs; it names the first and says how many.
 absl::Status LoadModuleState(const Value& state, torch::nn::Module& module);

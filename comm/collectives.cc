@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace lockstep {
@@ -58,7 +59,11 @@ bool AnyRank(bool mine, const ProcessGroupPtr& group) {
 }
 
 void Barrier(const ProcessGroupPtr& group) {
-  if (group) group->barrier()->wait();
+  if (!group) return;
+  // On the CPU, where every group has a backend: a barrier on CUDA would have to guess the device.
+  c10d::BarrierOptions options;
+  options.device = at::kCPU;
+  group->barrier(options)->wait();
 }
 
 }  // namespace lockstep

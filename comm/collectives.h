@@ -13,7 +13,8 @@ namespace lockstep {
 using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 // All of these are collective (every rank of the group calls them, in the same order), block until the result is
-// there, and take a null group for a world of one. They throw c10's exceptions when a peer is gone or time is up.
+// there, and take a null group for a world of one. They throw c10's exceptions when a peer is gone or time is up. One
+// thread at a time may use a group.
 
 /// 0 for null.
 int GetRank(const ProcessGroupPtr& group);

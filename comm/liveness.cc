@@ -29,8 +29,13 @@ bool IsCommunicationError(const std::string& text) {
 LivenessMonitor::LivenessMonitor(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size)
     : rank_(rank), world_size_(world_size) {
   if (!store || world_size == 1) return;
-  store_ = c10::make_intrusive<c10d::PrefixStore>("liveness", store->clone());
-  store_->setTimeout(kPatience);
+  try {
+    store_ = c10::make_intrusive<c10d::PrefixStore>("liveness", store->clone());
+    store_->setTimeout(kPatience);
+  } catch (const std::exception&) {
+    store_.reset();  // the rank that holds the store is gone already; the first collective says so
+    return;
+  }
   thread_ = std::thread(&LivenessMonitor::Beat, this);
 }
 
@@ -46,13 +51,13 @@ LivenessMonitor::~LivenessMonitor() {
 
 void LivenessMonitor::Beat() {
   std::unique_lock<std::mutex> lock(mutex_);
-  try {
-    while (!stop_) {
+  while (!stop_) {
+    try {
       store_->add(BeatKey(rank_), 1);
-      stop_changed_.wait_for(lock, kPeriod);
+    } catch (const std::exception&) {
+      // The store is slow, or gone because its rank is; in the latter case the next collective says so.
     }
-  } catch (const std::exception&) {
-    // The store is gone, because its rank is; the next collective says so.
+    stop_changed_.wait_for(lock, kPeriod);
   }
 }
 

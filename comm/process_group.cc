@@ -82,7 +82,7 @@ absl::StatusOr<ProcessGroupPtr> InitProcessGroup(const ProcessGroupOptions& opti
 
 void DestroyProcessGroup(ProcessGroupPtr& group) {
   if (!group) return;
-  group->barrier()->wait();
+  Barrier(group);
   group.reset();
 }
 

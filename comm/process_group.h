@@ -20,7 +20,7 @@ struct ProcessGroupOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(1800);  ///< Of the rendezvous and of every collective.
 };
 
-/// Makes the process group of this run. CPU tensors always have a backend (Gloo), also beside NCCL. In a world of one
+/// Makes the process group of this run, for one thread at a time. On CUDA the caller has made its device the current one. CPU tensors always have a backend (Gloo), also beside NCCL. In a world of one
 /// the result is null and nothing is opened. Collective otherwise.
 /// Errors: InvalidArgument (unknown backend, wrong numbers), Unavailable (port in use, ranks that don't come),
 /// FailedPrecondition (NCCL in a program without CUDA).

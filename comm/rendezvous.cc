@@ -11,7 +11,12 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
 
 #include "lockstep/base/error_text.h"
 #include "lockstep/base/status_macros.h"
@@ -79,6 +84,11 @@ absl::StatusOr<Rendezvous> OpenRendezvous(const std::string& init_method, int ra
   const bool from_env = url.first == "env://";
   if (from_env || rank < 0 || world_size < 0) {
     LOCKSTEP_ASSIGN_OR_RETURN(env, ReadEnvironment());
+    if (!env.launched && (rank < 0 || world_size < 0)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "rendezvous ", init_method, ": ", rank < 0 ? "rank" : "world_size", " is not given: say it in the options, in "
+          "the URL (?rank=R&world_size=N) or as RANK and WORLD_SIZE in the environment"));
+    }
     if (rank < 0) rank = env.rank;
     if (world_size < 0) world_size = env.world_size;
   }
@@ -123,7 +133,17 @@ absl::StatusOr<Rendezvous> OpenRendezvous(const std::string& init_method, int ra
     if (rest.empty()) {
       return absl::InvalidArgumentError(absl::StrCat("rendezvous ", init_method, ": want file:///PATH"));
     }
-    result.store = c10::make_intrusive<c10d::FileStore>(std::string(rest), world_size);
+    // FileStore would try for minutes to open a file in a folder that isn't there.
+    const std::string folder = std::filesystem::path(std::string(rest)).parent_path().string();
+    if (access(folder.c_str(), W_OK | X_OK) != 0) {
+      return absl::UnavailableError(
+          absl::StrCat("rendezvous ", init_method, ": folder ", folder, ": ", std::strerror(errno)));
+    }
+    try {
+      result.store = c10::make_intrusive<c10d::FileStore>(std::string(rest), world_size);
+    } catch (const std::exception& e) {
+      return absl::UnavailableError(absl::StrCat("rendezvous ", init_method, ": ", FirstLine(e.what())));
+    }
     result.store->setTimeout(timeout);
     return result;
   }

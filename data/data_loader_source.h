@@ -22,6 +22,8 @@ class DataLoaderSource : public BatchSource<typename Loader::element_type::Batch
   DataLoaderSource(Loader loader, Sampler sampler) : loader_(std::move(loader)), sampler_(std::move(sampler)) {}
 
   void StartEpoch(size_t epoch) override {
+    while (Next()) {
+    }  // LibTorch's loader can't begin again in the middle of a pass
     sampler_.set_epoch(epoch);
     position_.emplace(loader_->begin());
     first_ = true;

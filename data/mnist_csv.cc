@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <sys/stat.h>
 
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>

@@ -6,7 +6,7 @@
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <map>
+#include <algorithm>
 #include <set>
 
 namespace lockstep {
@@ -49,23 +49,35 @@ BucketedReducer::~BucketedReducer() {
 void BucketedReducer::BuildBuckets(const BucketedReducerOptions& options) {
   // One open bucket for each dtype and device; a full one is closed. Reverse order: backward makes the last
   // parameters ready first.
-  std::map<std::pair<at::ScalarType, std::string>, std::vector<size_t>> open;
-  std::map<std::pair<at::ScalarType, std::string>, size_t> open_bytes;
+  // Looked up by what a parameter is, kept in the order of appearance, which is the same on all ranks; device numbers
+  // may not be.
+  struct OpenBucket {
+    at::ScalarType dtype;
+    at::Device device;
+    size_t bytes;
+    std::vector<size_t> members;
+  };
+  std::vector<OpenBucket> open;
   std::vector<std::vector<size_t>> groups;
   size_t cap = options.first_bucket_cap_bytes;
   for (size_t i = slots_.size(); i-- > 0;) {
     const at::Tensor& parameter = slots_[i].named.parameter;
-    const std::pair<at::ScalarType, std::string> key{parameter.scalar_type(), parameter.device().str()};
-    open[key].push_back(i);
-    open_bytes[key] += parameter.nbytes();
-    if (open_bytes[key] >= cap) {
-      groups.push_back(std::move(open[key]));
-      open.erase(key);
-      open_bytes.erase(key);
+    auto bucket = std::find_if(open.begin(), open.end(), [&](const OpenBucket& b) {
+      return b.dtype == parameter.scalar_type() && b.device == parameter.device();
+    });
+    if (bucket == open.end()) {
+      open.push_back({parameter.scalar_type(), parameter.device(), 0, {}});
+      bucket = open.end() - 1;
+    }
+    bucket->members.push_back(i);
+    bucket->bytes += parameter.nbytes();
+    if (bucket->bytes >= cap) {
+      groups.push_back(std::move(bucket->members));
+      open.erase(bucket);
       cap = options.bucket_cap_bytes;
     }
   }
-  for (auto& [key, members] : open) groups.push_back(std::move(members));
+  for (auto& bucket : open) groups.push_back(std::move(bucket.members));
 
   for (auto& members : groups) {
     int64_t total = 0;
@@ -98,7 +110,10 @@ void BucketedReducer::AddHooks() {
 void BucketedReducer::PrepareForBackward() {
   if (!group_) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  TORCH_CHECK(!(armed_ && started_), "reducer: the last backward did not finish; ", MissingGradients());
+  if (armed_ && started_) {
+    armed_ = started_ = false;
+    TORCH_CHECK(false, "reducer: the last backward did not finish: it threw, or is still running; ", MissingGradients());
+  }
   for (auto& slot : slots_) slot.ready = false;
   for (auto& bucket : buckets_) {
     bucket.pending = bucket.parameters.size();

@@ -26,7 +26,8 @@ struct DistributedDataParallelOptions {
 ///
 /// Its parameters, buffers and children are the wrapped module's own, under the same names, so that
 /// `named_parameters()` and saved keys carry no prefix. Parameters that are registered with the wrapped module later
-/// are not seen. In evaluation mode, or without gradients, `forward` communicates nothing.
+/// are not seen. A forward with gradients enabled is followed by an averaged backward, in evaluation mode too; a forward in
+/// evaluation mode itself communicates nothing.
 template <typename M>
 class DistributedDataParallel : public torch::nn::Module {
  public:
@@ -39,7 +40,6 @@ class DistributedDataParallel : public torch::nn::Module {
     }
     for (auto& item : module_->named_buffers(/*recurse=*/false)) register_buffer(item.key(), item.value());
     for (auto& item : module_->named_children()) register_module(item.key(), item.value());
-    train(module_->is_training());
 
     std::vector<NamedParameter> named;
     for (auto& item : named_parameters()) named.push_back({item.key(), item.value()});
@@ -59,23 +59,20 @@ class DistributedDataParallel : public torch::nn::Module {
   /// What the wrapped module's forward takes and returns.
   template <typename... Args>
   auto forward(Args&&... args) {
-    if (is_training() && c10::GradMode::is_enabled()) {
-      if (require_sync_) {
-        if (options_.broadcast_buffers) SyncBuffers();
-        reducer_->PrepareForBackward();
-      }
+    if (c10::GradMode::is_enabled() && require_sync_) {
+      if (options_.broadcast_buffers && is_training()) SyncBuffers();
+      reducer_->PrepareForBackward();
     }
     return module_->forward(std::forward<Args>(args)...);
   }
 
-  void train(bool on = true) override {
-    torch::nn::Module::train(on);
-    module_->train(on);
-  }
+  void train(bool on = true) override { module_->train(on); }
+  bool is_training() const noexcept override { return module_->is_training(); }
 
-  /// Rank 0's buffers on all ranks, now. With `broadcast_buffers` off, a module whose training forward doesn't read its
-  /// buffers (batch norm's running statistics are read in evaluation only) needs this once before each evaluation, and
-  /// none at all if its batch norm is synchronised. Collective.
+  /// Rank 0's buffers on all ranks, now. Call it before an evaluation of a module with batch norm that is not
+  /// synchronised: since the last training forward each rank has updated its running statistics with its own batch. A
+  /// module whose training forward doesn't read its buffers (batch norm doesn't) needs no more than that, so that
+  /// `broadcast_buffers` may be off. Collective.
   void SyncBuffers() { BroadcastTensors(buffers(), group_); }
 
   M& module() { return *module_; }

@@ -4,7 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
-#include <map>
+#include <algorithm>
 #include <sstream>
 
 namespace lockstep {
@@ -33,11 +33,24 @@ void CheckParametersAgree(const std::vector<NamedParameter>& parameters, const P
 void BroadcastTensors(const std::vector<at::Tensor>& tensors, const ProcessGroupPtr& group, int root) {
   if (!group) return;
   const at::NoGradGuard no_grad;
-  std::map<std::pair<at::ScalarType, std::string>, std::vector<at::Tensor>> alike;
+  // In chunks of neighbours of one kind, in the order of the list, which is the same on all ranks.
+  constexpr size_t kChunkBytes = 250 << 20;
+  std::vector<std::vector<at::Tensor>> chunks;
+  size_t bytes = 0;
   for (const auto& tensor : tensors) {
-    if (tensor.defined() && tensor.numel() > 0) alike[{tensor.scalar_type(), tensor.device().str()}].push_back(tensor);
+    if (!tensor.defined() || tensor.numel() == 0) continue;
+    auto chunk = std::find_if(chunks.begin(), chunks.end(), [&](const std::vector<at::Tensor>& c) {
+      return c.front().scalar_type() == tensor.scalar_type() && c.front().device() == tensor.device();
+    });
+    if (chunk == chunks.end() || bytes > kChunkBytes) {
+      chunks.insert(chunks.begin(), {tensor});  // found first from now on
+      bytes = tensor.nbytes();
+    } else {
+      chunk->push_back(tensor);
+      bytes += tensor.nbytes();
+    }
   }
-  for (auto& [key, members] : alike) {
+  for (auto& members : chunks) {
     std::vector<at::Tensor> flat;
     for (const auto& tensor : members) flat.push_back(tensor.detach().reshape({-1}));
     at::Tensor all = at::cat(flat);

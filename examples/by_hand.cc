@@ -34,7 +34,7 @@ absl::Status Train(int epochs, const char* path, const ProcessGroupPtr& group) {
     return TensorLoader(data->images.index_select(0, part), data->labels.index_select(0, part), sampler, {256},
                         [](TensorBatch b) { return TensorBatch{b.data.to(at::kFloat).div_(255), b.target}; });
   };
-  TensorLoader training = loader((*parts)[0], true), validation = loader((*parts)[1], false);
+  TensorLoader training = loader((*parts)[0], true), validation = loader((*parts)[1], false), test = loader((*parts)[2], false);
 
   torch::manual_seed(1206);
   models::ConvNet model;
@@ -44,6 +44,17 @@ absl::Status Train(int epochs, const char* path, const ProcessGroupPtr& group) {
   torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(0.05).weight_decay(5e-5));
   EarlyStopping stopping({"val_accuracy", EarlyStoppingOptions::Mode::kMax});
 
+  const auto evaluate = [&](TensorLoader& samples) {  // over all ranks, each sample once; every rank knows the result
+    ddp.eval();
+    const at::NoGradGuard no_grad;
+    MetricSums sums;
+    samples.StartEpoch(0);
+    while (auto batch = samples.Next()) {
+      sums.Add("val_accuracy", ddp.forward(batch->data).argmax(1).eq(batch->target).sum());
+      sums.AddSamples(batch->target.size(0));
+    }
+    return sums.Reduce(group).means;
+  };
   for (int epoch = 0; epoch < epochs; ++epoch) {
     ddp.train();
     training.StartEpoch(epoch);
@@ -52,15 +63,7 @@ absl::Status Train(int epochs, const char* path, const ProcessGroupPtr& group) {
       torch::nn::functional::cross_entropy(ddp.forward(batch->data), batch->target).backward();
       optimizer.step();
     }
-    ddp.eval();
-    const at::NoGradGuard no_grad;
-    MetricSums sums;
-    validation.StartEpoch(0);
-    while (auto batch = validation.Next()) {
-      sums.Add("val_accuracy", ddp.forward(batch->data).argmax(1).eq(batch->target).sum());
-      sums.AddSamples(batch->target.size(0));
-    }
-    const auto metrics = sums.Reduce(group).means;  // every rank knows them
+    const auto metrics = evaluate(validation);
     const auto verdict = stopping.Check(metrics);
     if (!verdict.ok()) return verdict.status();
     if (GetRank(group) == 0) std::printf("epoch %d: accuracy %.4f\n", epoch + 1, metrics.at("val_accuracy"));
@@ -69,6 +72,11 @@ absl::Status Train(int epochs, const char* path, const ProcessGroupPtr& group) {
     }
     if (AnyRank(verdict->stop, group)) break;  // all ranks stop together
   }
+  auto best = LoadPth("by_hand.pt");
+  if (!best.ok()) return best.status();
+  if (auto loaded = LoadModuleState(*best, *model); !loaded.ok()) return loaded;
+  const double accuracy = evaluate(test).at("val_accuracy");
+  if (GetRank(group) == 0) std::printf("test accuracy: %.4f\n", accuracy);
   return absl::OkStatus();
 }
 

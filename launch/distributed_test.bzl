@@ -26,7 +26,7 @@ def lockstep_distributed_test(name, world_size, deps = [], args = [], copts = []
         tags = tags + ["block-network", "cpu:2"],
         deps = deps + [
             Label("//launch:distributed_test_main"),
-            "@com_google_googletest//:gtest",
+            Label("@com_google_googletest//:gtest"),
         ],
         **kwargs
     )
@@ -49,7 +49,7 @@ def lockstep_distributed_tests(name, world_sizes, srcs, deps = [], copts = [], *
         alwayslink = True,
         copts = LOCKSTEP_COPTS + copts,
         linkstatic = True,
-        deps = deps + ["@com_google_googletest//:gtest"],
+        deps = deps + [Label("@com_google_googletest//:gtest")],
     )
     for world_size in world_sizes:
         lockstep_distributed_test(

@@ -23,7 +23,12 @@ void PrintError(int rank, int world_size, const std::string& message) {
 }  // namespace
 
 int RankMain(const ProcessGroupOptions& options, const std::function<absl::Status(const ProcessGroupPtr&)>& body) {
-  auto joined = InitProcessGroup(options);
+  absl::StatusOr<ProcessGroupPtr> joined = absl::UnknownError("");
+  try {
+    joined = InitProcessGroup(options);
+  } catch (const std::exception& e) {
+    joined = absl::UnavailableError(FirstLine(e.what()));
+  }
   if (!joined.ok()) {
     const auto environment = ReadEnvironment();
     const bool known = environment.ok();

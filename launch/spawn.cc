@@ -20,8 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Child {
-  pid_t pid = -1;
-  bool running = false;
+  pid_t pid = -1;  // -1 once it has ended
 };
 
 int Cores() {
@@ -43,6 +42,7 @@ int Cores() {
   set("GROUP_RANK", "0");
   set("MASTER_ADDR", options.master_addr);
   set("MASTER_PORT", std::to_string(options.master_port));
+  unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // rank 0 holds the store, whatever launched us
   const int threads = options.threads > 0 ? options.threads : std::max(1, Cores() / options.num_ranks);
   setenv("OMP_NUM_THREADS", std::to_string(threads).c_str(), options.threads > 0 ? 1 : 0);
   if (rank != 0) {
@@ -62,7 +62,7 @@ int Cores() {
   _exit(errno == ENOENT ? 127 : 126);
 }
 
-/// To the whole process group of each rank, also of ranks that have ended and left something behind.
+/// To the whole process group of each rank that is running.
 void SignalAll(const std::vector<Child>& children, int signal) {
   for (const auto& child : children) {
     if (child.pid > 0) kill(-child.pid, signal);
@@ -81,6 +81,9 @@ int SpawnRanks(const SpawnOptions& options) {
   sigset_t watched, before;
   sigemptyset(&watched);
   for (int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&watched, signal);
+  struct sigaction keep_children{}, sigchld_before;  // ignored, children would vanish before we ask for their codes
+  keep_children.sa_handler = SIG_DFL;
+  sigaction(SIGCHLD, &keep_children, &sigchld_before);
   sigprocmask(SIG_BLOCK, &watched, &before);
 
   const pid_t self = getpid();
@@ -96,7 +99,7 @@ int SpawnRanks(const SpawnOptions& options) {
       break;
     }
     setpgid(pid, pid);  // here too, so that a signal sent now finds the group
-    children[rank] = {pid, true};
+    children[rank].pid = pid;
     ++running;
   }
 
@@ -107,20 +110,24 @@ int SpawnRanks(const SpawnOptions& options) {
   while (running > 0) {
     for (int rank = 0; rank < options.num_ranks; ++rank) {
       Child& child = children[rank];
-      int status = 0;
-      if (!child.running || waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
-      child.running = false;
+      siginfo_t info{};
+      if (child.pid < 0 || waitid(P_PID, child.pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) continue;
+      // Before its number is free for others: what it has left behind in its process group goes with it.
+      const pid_t pid = child.pid;
+      kill(-pid, SIGKILL);
+      waitpid(pid, nullptr, 0);
+      child.pid = -1;
       --running;
-      const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+      const bool killed = info.si_code != CLD_EXITED;
+      const int code = killed ? 128 + info.si_status : info.si_status;
       if (code == 0 || interrupted) continue;
       if (result != 0) continue;  // what follows the first failure is its consequence
       result = code;
-      if (WIFSIGNALED(status)) {
+      if (killed) {
         std::fprintf(stderr, "lockstep: rank %d (process %d) was killed by signal %d (%s); stopping the others\n", rank,
-                     child.pid, WTERMSIG(status), strsignal(WTERMSIG(status)));
+                     pid, info.si_status, strsignal(info.si_status));
       } else if (options.report_exit_codes) {
-        std::fprintf(stderr, "lockstep: rank %d (process %d) ended with code %d; stopping the others\n", rank,
-                     child.pid, code);
+        std::fprintf(stderr, "lockstep: rank %d (process %d) ended with code %d; stopping the others\n", rank, pid, code);
       }
       terminate_at = std::min(terminate_at, Clock::now() + options.grace);
     }
@@ -129,7 +136,7 @@ int SpawnRanks(const SpawnOptions& options) {
     const auto now = Clock::now();
     if (options.time_limit.count() > 0 && now - start > options.time_limit && result == 0) {
       for (int rank = 0; rank < options.num_ranks; ++rank) {
-        if (children[rank].running) {
+        if (children[rank].pid > 0) {
           std::fprintf(stderr, "lockstep: rank %d (process %d) did not end in time\n", rank, children[rank].pid);
         }
       }
@@ -152,7 +159,7 @@ int SpawnRanks(const SpawnOptions& options) {
       kill_at = std::min(kill_at, Clock::now() + options.kill_after);
     }
   }
-  SignalAll(children, SIGKILL);  // what ranks have left behind in their process groups
+  sigaction(SIGCHLD, &sigchld_before, nullptr);
   sigprocmask(SIG_SETMASK, &before, nullptr);
   return result;
 }

@@ -11,7 +11,7 @@ struct SpawnOptions {
   int num_ranks = 1;                      ///< Ranks to start on this host.
   std::string master_addr = "localhost";  ///< Host of rank 0.
   int master_port = 0;                    ///< Port of rank 0's store.
-  int threads = 0;                        ///< OMP_NUM_THREADS of each rank unless it is set already; 0: cores ÷ ranks.
+  int threads = 0;                        ///< OMP_NUM_THREADS of each rank; 0: left as it is, or cores ÷ ranks if unset.
   /// After one rank has failed the others get this long to end by themselves and say why, then SIGTERM.
   std::chrono::milliseconds grace = std::chrono::seconds(6);
   /// After SIGTERM (or a signal that was passed on), until SIGKILL.

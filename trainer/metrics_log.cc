@@ -7,12 +7,31 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "lockstep/checkpoint/atomic_file.h"
+
 namespace lockstep {
 
-absl::Status MetricsLog::Open() {
+namespace {
+
+/// Removes the lines of epochs from `first_epoch` on, and what a crash has left of a line.
+absl::Status DropEpochs(const std::string& path, size_t first_epoch) {
+  std::ifstream in(path);
+  if (!in) return absl::OkStatus();
+  std::string kept;
+  for (std::string line; std::getline(in, line);) {
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object() && json.value("epoch", size_t{0}) < first_epoch) kept += line + "\n";
+  }
+  return WriteFileAtomically(path, kept);
+}
+
+}  // namespace
+
+absl::Status MetricsLog::Open(size_t first_epoch) {
   for (auto [file, name] : {std::pair{&metrics_, "metrics.jsonl"}, std::pair{&steps_, "steps.jsonl"}}) {
     if (file == &steps_ && every_ == 0) continue;
     const std::string path = absl::StrCat(folder_, "/", name);
+    if (absl::Status dropped = DropEpochs(path, first_epoch); !dropped.ok()) return dropped;
     file->open(path, std::ios::app);
     if (!*file) return absl::UnavailableError(absl::StrCat("file ", path, ": cannot be written: ", std::strerror(errno)));
   }
@@ -30,7 +49,7 @@ void MetricsLog::OnStepEnd(StepInfo& info) {
   WriteLine(steps_, line.dump());
 }
 
-void MetricsLog::OnEpochEnd(const EpochInfo& info) {
+void MetricsLog::OnValidated(const EpochInfo& info) {
   nlohmann::ordered_json line;
   line["epoch"] = info.epoch;
   for (const auto& [name, value] : info.metrics) {

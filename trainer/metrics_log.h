@@ -18,11 +18,12 @@ class MetricsLog : public TrainObserver {
   /// `every` of 0: no steps.
   MetricsLog(std::string folder, size_t every) : folder_(std::move(folder)), every_(every) {}
 
-  /// Opens the files; what is in them is kept.
-  absl::Status Open();
+  /// Opens the files. Lines of epochs before `first_epoch` are kept, those of the epochs that come again are dropped.
+  absl::Status Open(size_t first_epoch = 1);
 
   void OnStepEnd(StepInfo& info) override;
-  void OnEpochEnd(const EpochInfo& info) override;
+  /// Before the epoch's checkpoint, so that no saved epoch lacks its line.
+  void OnValidated(const EpochInfo& info) override;
 
  private:
   void WriteLine(std::ofstream& file, const std::string& line);

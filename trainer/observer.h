@@ -1,6 +1,5 @@
 #pragma once
 
-#include <absl/status/status.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
@@ -56,6 +55,7 @@ class TrainObserver {
   virtual void OnSaved(const std::string& path) {}
   virtual void OnEpochEnd(const EpochInfo& info) {}
   virtual void OnStopped(const std::string& reason) {}
+  /// Training ends with an error, thrown or returned.
   virtual void OnException(const std::string& what) {}
   virtual void OnFitEnd() {}
 };

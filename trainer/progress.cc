@@ -34,8 +34,9 @@ void ProgressPrinter::OnStepEnd(StepInfo& info) {
   bar_ = true;
   const double rate = info.samples * world_size_ / std::max(info.seconds, 1e-9);
   constexpr int kWidth = 30;
-  const int done = info.steps == 0 ? 0 : static_cast<int>(kWidth * info.step / info.steps);
-  const double left = info.steps == 0 ? 0 : info.seconds * (info.steps - info.step) / info.step;
+  const size_t step = std::min(info.step, info.steps);  // the number of steps is an estimate
+  const int done = info.steps == 0 ? 0 : static_cast<int>(kWidth * step / info.steps);
+  const double left = info.steps == 0 ? 0 : info.seconds * (info.steps - step) / info.step;
   absl::FPrintF(out_, "\repoch %d/%d [%s%s] %d/%d  %.0f images/s  %.0f s left \x1b[K", info.epoch, info.epochs,
                 std::string(done, '='), std::string(kWidth - done, ' '), info.step, info.steps, rate, left);
   std::fflush(out_);

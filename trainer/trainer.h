@@ -8,7 +8,9 @@
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/amp/autocast.h"
@@ -34,7 +36,7 @@ struct TrainerOptions {
 };
 
 /// A training loop over swappable pieces, and nothing more: whatever it does can be done by hand with the same pieces
-/// (see examples/mnist/by_hand.cc). Nothing is owned; every piece outlives the trainer. Every rank runs the same calls.
+/// (see examples/by_hand.cc). Nothing is owned; every piece outlives the trainer. Every rank runs the same calls.
 template <typename Batch>
 class Trainer {
  public:
@@ -58,12 +60,11 @@ class Trainer {
   absl::Status Fit() {
     try {
       Tell([](TrainObserver& o) { o.OnFitStart(); });
-      for (size_t epoch = options_.first_epoch; epoch <= options_.epochs; ++epoch) {
-        LOCKSTEP_ASSIGN_OR_RETURN(const bool stop, Epoch(epoch));
-        if (stop) break;
-      }
+      absl::StatusOr<bool> stop = false;
+      for (size_t epoch = options_.first_epoch; epoch <= options_.epochs && stop.ok() && !*stop; ++epoch) stop = Epoch(epoch);
+      if (!stop.ok()) Tell([&](TrainObserver& o) { o.OnException(std::string(stop.status().message())); });
       Tell([](TrainObserver& o) { o.OnFitEnd(); });
-      return absl::OkStatus();
+      return stop.status();
     } catch (const std::exception& e) {
       Tell([&](TrainObserver& o) { o.OnException(e.what()); });
       throw;
@@ -105,10 +106,11 @@ class Trainer {
     info.metrics["learning_rate"] = LearningRate();
     if (pieces_.scheduler != nullptr) pieces_.scheduler->step();
 
-    LOCKSTEP_ASSIGN_OR_RETURN(const StopCriterion::Verdict mine, pieces_.state.stop->Check(info.metrics));
     // One decision for all: they stop after the same step, also with a criterion that differs between ranks.
-    const bool stop = AnyRank(mine.stop, pieces_.group);
-    info.improved = AnyRank(mine.improved, pieces_.group);
+    const absl::StatusOr<StopCriterion::Verdict> mine = pieces_.state.stop->Check(info.metrics);
+    LOCKSTEP_RETURN_IF_ERROR(Agreed(mine.status()));
+    const bool stop = AnyRank(mine->stop, pieces_.group);
+    info.improved = AnyRank(mine->improved, pieces_.group);
     info.metrics["stop_counter"] = pieces_.state.stop->counter();
     info.metrics["images_per_second"] = samples / train_seconds;
     info.metrics["seconds"] = Seconds(start);
@@ -116,7 +118,7 @@ class Trainer {
     if (info.improved) LOCKSTEP_RETURN_IF_ERROR(Save(options_.best_path, epoch));
     LOCKSTEP_RETURN_IF_ERROR(Save(options_.last_path, epoch));
     Tell([&](TrainObserver& o) { o.OnEpochEnd(info); });
-    if (stop) Tell([&](TrainObserver& o) { o.OnStopped("the stop criterion is met"); });
+    if (stop) Tell([&](TrainObserver& o) { o.OnStopped(pieces_.state.stop->reason()); });
     return stop;
   }
 

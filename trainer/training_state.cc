@@ -37,14 +37,22 @@ absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const Training
   LOCKSTEP_ASSIGN_OR_RETURN(const Value* scaler, Part(checkpoint, "scaler"));
   LOCKSTEP_ASSIGN_OR_RETURN(const Value* epoch, Part(checkpoint, "epoch"));
   LOCKSTEP_ASSIGN_OR_RETURN(const Value* stop, Part(checkpoint, "stop"));
-  LOCKSTEP_ASSIGN_OR_RETURN(const double epoch_number, epoch->number());
-  LOCKSTEP_ASSIGN_OR_RETURN(const auto scaler_numbers, LoadNumbersState(*scaler));
-  LOCKSTEP_ASSIGN_OR_RETURN(const auto stop_numbers, LoadNumbersState(*stop));
-  LOCKSTEP_RETURN_IF_ERROR(LoadModuleState(*model, *parts.module));
-  LOCKSTEP_RETURN_IF_ERROR(LoadOptimizerState(*optimizer, *parts.optimizer));
-  if (!scaler_numbers.empty()) parts.scaler->set_state(scaler_numbers);
-  LOCKSTEP_RETURN_IF_ERROR(parts.stop->set_state(stop_numbers));
-  return static_cast<size_t>(epoch_number);
+  const auto named = [](const char* part, const absl::Status& status) {
+    return status.ok() ? status : absl::Status(status.code(), absl::StrCat("'", part, "': ", std::string(status.message())));
+  };
+  const auto epoch_number = epoch->number();
+  LOCKSTEP_RETURN_IF_ERROR(named("epoch", epoch_number.status()));
+  if (!(*epoch_number >= 0 && *epoch_number < 1e9)) return absl::InvalidArgumentError("'epoch' makes no sense");
+  const auto scaler_numbers = LoadNumbersState(*scaler), stop_numbers = LoadNumbersState(*stop);
+  LOCKSTEP_RETURN_IF_ERROR(named("scaler", scaler_numbers.status()));
+  LOCKSTEP_RETURN_IF_ERROR(named("stop", stop_numbers.status()));
+  LOCKSTEP_RETURN_IF_ERROR(named("model", CheckModuleState(*model, *parts.module)));
+  LOCKSTEP_RETURN_IF_ERROR(named("optimizer", LoadOptimizerState(*optimizer, *parts.optimizer)));
+  // A run without a scaler may go on with one, which then starts anew.
+  if (!scaler_numbers->empty()) LOCKSTEP_RETURN_IF_ERROR(named("scaler", parts.scaler->set_state(*scaler_numbers)));
+  LOCKSTEP_RETURN_IF_ERROR(named("stop", parts.stop->set_state(*stop_numbers)));
+  LOCKSTEP_RETURN_IF_ERROR(named("model", LoadModuleState(*model, *parts.module)));
+  return static_cast<size_t>(*epoch_number);
 }
 
 }  // namespace lockstep

@@ -332,6 +332,16 @@ class Unpickler {
       }
       case 'q': return Put<uint8_t>();
       case 'r': return Put<uint32_t>();
+      case 0x94:  // MEMOIZE
+        if (stack_.empty()) return Error("a value is missing");
+        memo_[memo_.size()] = stack_.back();
+        return absl::OkStatus();
+      case 0x93: {  // STACK_GLOBAL
+        LOCKSTEP_ASSIGN_OR_RETURN(const auto names, PopMany(2));
+        const auto *module = Plain<std::string>(names[0]), *name = Plain<std::string>(names[1]);
+        if (module == nullptr || name == nullptr) return Error("a global without a name");
+        return PushGlobal(*module + "." + *name);
+      }
       case 'h': return Get<uint8_t>();
       case 'j': return Get<uint32_t>();
       case 'Q': return PersistentLoad();

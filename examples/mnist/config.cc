@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "lockstep/base/status_macros.h"
 #include "lockstep/comm/process_group.h"
@@ -105,14 +106,16 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   const std::string file = absl::GetFlag(FLAGS_mnist_file_path), folder = absl::GetFlag(FLAGS_data_dir);
   if (!file.empty() && !folder.empty()) return Invalid("--mnist_file_path and --data_dir: give one of them, not both");
   c.data = UserPath(!file.empty() ? file : !folder.empty() ? folder : kFashionMnist);
-  if (!std::filesystem::exists(c.data)) {
+  std::error_code error;
+  if (!std::filesystem::exists(c.data, error)) {
+    if (error) return Invalid(absl::StrCat("no access to ", c.data, ": ", error.message()));
     return absl::NotFoundError(file.empty() && folder.empty()
                                    ? absl::StrCat("no data in ", c.data, ": install Debian's package dataset-fashion-mnist, "
                                                   "or give --mnist_file_path or --data_dir")
                                    : absl::StrCat(!file.empty() ? "--mnist_file_path" : "--data_dir", "=", c.data,
                                                   ": no such file or folder"));
   }
-  if (!folder.empty() && !std::filesystem::is_directory(c.data)) {
+  if (!folder.empty() && !std::filesystem::is_directory(c.data, error)) {
     return Invalid(absl::StrCat("--data_dir=", c.data, ": not a folder; a CSV file is --mnist_file_path"));
   }
 

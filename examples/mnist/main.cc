@@ -2,9 +2,11 @@
 
 #include <absl/strings/str_format.h>
 #include <ATen/Context.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <chrono>
 #include <cstdio>
+#include <optional>
 
 #include "lockstep/base/malloc.h"
 #include "lockstep/examples/mnist/config.h"
@@ -52,6 +54,8 @@ int main(int argc, char** argv) {
   if (!plan.ok()) return Fail(plan.status());
   if (plan->ranks_to_spawn > 0) return Spawn(argc, argv, *config, plan->ranks_to_spawn);
 
+  std::optional<c10::DeviceGuard> device;  // this rank's device is the current one, also for NCCL
+  if (plan->cuda) device.emplace(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(plan->device_index)));
   const auto start = std::chrono::steady_clock::now();
   const auto& env = plan->environment;
   const int threads = lockstep::SetThreadsPerRank(config->threads, env.local_world_size);

@@ -7,6 +7,8 @@
 #include <absl/time/time.h>
 
 #include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "lockstep/base/status_macros.h"
@@ -81,6 +83,25 @@ absl::StatusOr<RunFolder> PlanRunFolder(const Config& config) {
   return run;
 }
 
+namespace {
+
+/// A run goes on with the data and the seed that it began with, or its test samples would come from the training part.
+absl::Status CheckSameData(const std::string& resume_path, const std::string& config_json) {
+  std::ifstream file(fs::path(resume_path).replace_filename("config.json"));
+  const auto before = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!before.is_object()) return absl::OkStatus();  // a checkpoint alone, without its run
+  const auto now = nlohmann::json::parse(config_json);
+  for (const char* key : {"data", "seed", "pixel_scale"}) {
+    if (before.contains(key) && before[key] != now[key]) {
+      return absl::InvalidArgumentError(absl::StrCat("--resume=", resume_path, ": the run has ", key, " ", before[key].dump(),
+                                                     ", now it is ", now[key].dump(), "; it must stay the same"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const std::string& config_json,
                                         const lockstep::ProcessGroupPtr& group) {
   RunFolder run;
@@ -90,6 +111,9 @@ absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const std::string&
     status = planned.status();
     if (status.ok()) {
       run = *std::move(planned);
+      if (!run.resume_path.empty()) status = CheckSameData(run.resume_path, config_json);
+    }
+    if (status.ok()) {
       status = lockstep::WriteFileAtomically(run.folder + "/config.json", config_json);
     }
     if (status.ok()) status = lockstep::AtomicFile(run.best_path).Open();  // better now than after the first epoch

@@ -7,11 +7,16 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
+#include <filesystem>
+#include <memory>
+#include <optional>
+
 #include "lockstep/amp/grad_scaler.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/checkpoint_writer.h"
 #include "lockstep/checkpoint/early_stopping.h"
 #include "lockstep/checkpoint/pth.h"
+#include "lockstep/checkpoint/state_dict.h"
 #include "lockstep/comm/agree.h"
 #include "lockstep/data/mnist.h"
 #include "lockstep/data/random_split.h"
@@ -135,6 +140,13 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
     }
     LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(epoch.status(), group));
     options.first_epoch = *epoch + 1;
+    // A new folder begins with the best of the old one, in case there is no better one.
+    absl::Status kept;
+    if (rank == 0 && !std::filesystem::exists(paths.best_path)) {
+      const auto old = lockstep::LoadPth(std::filesystem::path(paths.resume_path).replace_filename("cnn.pt").string());
+      kept = lockstep::SavePth(old.ok() ? *old : *checkpoint, paths.best_path);
+    }
+    LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(kept, group));
   }
 
   const auto step = [](auto& module, TensorBatch& batch) {
@@ -146,7 +158,8 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   lockstep::ProgressPrinter progress(rank, world_size);
   lockstep::LinePrinter lines(rank, std::max(config.log_every, 1));
   lockstep::MetricsLog log(paths.folder, config.log_every > 0 ? config.log_every : 50);
-  if (rank == 0) LOCKSTEP_RETURN_IF_ERROR(log.Open());
+  LOCKSTEP_RETURN_IF_ERROR(
+      lockstep::AgreeOnStatus(rank == 0 ? log.Open(options.first_epoch) : absl::OkStatus(), group));
   lockstep::Trainer<TensorBatch>::Pieces pieces;
   pieces.state = state;
   pieces.wrapper = &ddp;
@@ -167,7 +180,7 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   absl::Status loaded;
   if (rank == 0) {
     const auto best = lockstep::LoadPth(paths.best_path);
-    loaded = best.ok() ? lockstep::LoadTrainingState(*best, state).status() : best.status();
+    loaded = !best.ok() ? best.status() : lockstep::LoadModuleState(*best->find("model"), *model);
   }
   LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(loaded, group));
   lockstep::BroadcastTensors(ddp.parameters(), group);

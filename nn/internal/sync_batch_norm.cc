@@ -47,7 +47,8 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     const at::Tensor vars = all.narrow(1, channels, channels);
     const at::Tensor counts = all.narrow(1, 2 * channels, 1);
     const at::Tensor total = counts.sum();
-    TORCH_CHECK(total.item<double>() > 0, "SyncBatchNorm: every rank's batch is empty");
+    // Looked at only where it may be so: a look makes a GPU's host wait.
+    TORCH_CHECK(input.numel() > 0 || total.item<double>() > 0, "SyncBatchNorm: every rank's batch is empty");
     const at::Tensor share = counts / total;
     const at::Tensor mean = (means * share).sum(0);
     const at::Tensor var = ((vars + (means - mean).square()) * share).sum(0);
@@ -95,7 +96,11 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
       const at::Tensor factor = scale.to(mean.scalar_type()) * invstd / total;
       const at::Tensor b = factor * invstd * sums.narrow(0, channels, channels);
       const at::Tensor a = factor * sums.narrow(0, 0, channels) - b * mean;
-      grad_input.sub_(PerChannel(a, input.dim())).addcmul_(input, PerChannel(b, input.dim()).to(input.scalar_type()), -1);
+      const at::Tensor x = input.to(mean.scalar_type());  // itself, but for half types
+      grad_input = grad_input.to(mean.scalar_type())
+                       .sub_(PerChannel(a, input.dim()))
+                       .addcmul_(x, PerChannel(b, input.dim()), -1)
+                       .to(input.scalar_type());
     }
     const bool has_bias = ctx->saved_data["has_bias"].toBool();
     return {grad_input,   weight.defined() ? grad_weight : at::Tensor(),

@@ -108,6 +108,9 @@ TEST(EarlyStopping, GoesOnFromASavedState) {
   EXPECT_EQ(b.counter(), 1);
   EXPECT_EQ(b.best(), 2);
   EXPECT_TRUE(b.Check({{"val_loss", 2.1}})->stop);
+  EXPECT_EQ(b.reason(), "val_loss has not improved on 2 for 2 validations");
+  ASSERT_TRUE(a.set_state(b.state()).ok());
+  EXPECT_EQ(a.reason(), b.reason());
   EXPECT_FALSE(b.set_state({{"counter", 1}}).ok());
 }
 

@@ -117,6 +117,21 @@ TEST(ProcessGroup, NamesWhatIsWrong) {
   ExpectError(options, "rank 7 is not in a world of 2");
   options.init_method = "file://";
   ExpectError(options, "want file:///PATH");
+  options.init_method = "file:///nowhere/at/all";
+  ExpectError(options, "/nowhere/at/all");
+  // What nobody has said must not be guessed.
+  for (const char* name : {"RANK", "WORLD_SIZE"}) unsetenv(name);
+  options.rank = -1;
+  options.init_method = "tcp://localhost:5?world_size=2";
+  ExpectError(options, "rank is not given");
+  options.init_method = "env://";
+  ExpectError(options, "rank is not given");
+  options.rank = 0;
+  options.world_size = -1;
+  options.init_method = "tcp://localhost:5";
+  ExpectError(options, "world_size is not given");
+  setenv("RANK", std::to_string(Env().rank).c_str(), 1);
+  setenv("WORLD_SIZE", std::to_string(Env().world_size).c_str(), 1);
 }
 
 TEST(ProcessGroup, APortInUseAndAStoreThatIsNotThere) {

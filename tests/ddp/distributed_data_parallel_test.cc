@@ -109,6 +109,39 @@ TEST(DistributedDataParallel, NamesHaveNoPrefixAndTrainReachesTheModule) {
   EXPECT_TRUE(model->is_training());
 }
 
+TEST(DistributedDataParallel, AveragesInEvaluationModeToo) {
+  torch::manual_seed(8);
+  Mlp model;
+  DistributedDataParallel ddp(model, Group(), SmallBuckets());
+  ddp.eval();
+  ddp.forward(at::full({1, 6}, GetRank(Group()) + 1.)).sum().backward();
+  for (const auto& p : ddp.parameters()) {
+    for (const auto& other : AllGather(p.grad().contiguous(), Group())) EXPECT_TRUE(other.equal(p.grad()));
+  }
+}
+
+TEST(DistributedDataParallel, WrappingChangesNoModes) {
+  models::ConvNet model;
+  model->layer1->eval();
+  DistributedDataParallel ddp(model, Group());
+  EXPECT_FALSE(model->layer1->is_training());
+  EXPECT_TRUE(model->layer2->is_training());
+  EXPECT_TRUE(ddp.is_training());
+}
+
+TEST(DistributedDataParallel, ABackwardThatThrowsIsReportedOnceAndForgotten) {
+  if (GetWorldSize(Group()) == 1) return;
+  Mlp model;
+  DistributedDataParallel ddp(model, Group(), SmallBuckets());
+  at::Tensor out = ddp.forward(at::rand({2, 6}));
+  const auto hook = ddp.parameters()[0].register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("no"); });
+  EXPECT_THROW(out.sum().backward(), std::exception);
+  ddp.parameters()[0].remove_hook(hook);
+  EXPECT_THROW(ddp.forward(at::rand({2, 6})), c10::Error);
+  ddp.forward(at::rand({2, 6})).sum().backward();
+  EXPECT_TRUE(ddp.parameters()[0].grad().defined());
+}
+
 TEST(DistributedDataParallel, EvaluationCommunicatesNothing) {
   Mlp model;
   DistributedDataParallel ddp(model, Group());

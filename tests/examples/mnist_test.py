@@ -119,6 +119,25 @@ class Training(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(untimed(part), untimed(whole))
 
+    def test_resumes_into_a_new_folder_from_the_best_and_without_an_improvement(self):
+        old, new, worse = (os.path.join(folder(), "run") for _ in range(3))
+        self.assertEqual(run("--run_dir=" + old, "--epochs=3").returncode, 0)
+        result = run("--resume=" + old, "--run_dir=" + new, "--epochs=4", "--lr=0")  # no better one to come
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("test accuracy", result.stdout)
+        self.assertEqual(run("--resume=" + old, "--run_dir=" + worse, "--epochs=1").returncode, 0)  # nothing left to do
+        # From an earlier epoch: what comes again is not there twice.
+        self.assertEqual(run("--resume=" + old + "/cnn.pt", "--epochs=4").returncode, 0)
+        self.assertEqual([m["epoch"] for m in metrics(old)], [1, 2, 3, 4])
+
+    def test_resume_keeps_data_and_seed(self):
+        old = os.path.join(folder(), "run")
+        self.assertEqual(run("--run_dir=" + old, "--epochs=1").returncode, 0)
+        for flags, path, want in ((["--seed=5"], CSV, "seed"), ([], csv(300), "data"), (["--pixel_scale=1"], CSV, "pixel_scale")):
+            result = run("--resume=" + old, *flags, csv_path=path)
+            self.assertNotEqual(result.returncode, 0)
+            self.assertIn(want, result.stderr)
+
     def test_resume_latest_takes_the_newest_run_below_the_users_folder(self):
         where = folder()
         env = {**ENV, "BUILD_WORKING_DIRECTORY": where}

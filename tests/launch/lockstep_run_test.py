@@ -55,6 +55,11 @@ class LockstepRun(unittest.TestCase):
         self.assertRegex(result.stderr, r"rank 1 \(process \d+\) ended with code 7")
         self.assertLess(time.time() - start, 20)
 
+    def test_an_ignored_sigchld_is_no_hang(self):
+        result = subprocess.run([PROGRAM, "--standalone", "sh", "-c", "exit 5"], capture_output=True, text=True, timeout=20,
+                                preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+        self.assertEqual(result.returncode, 5)
+
     def test_a_rank_that_ignores_sigterm_is_killed(self):
         result = run("--nproc_per_node=2", "--standalone", "sh", "-c", 'test $RANK = 1 && exit 3; trap "" TERM; while true; do sleep 1; done')
         self.assertEqual(result.returncode, 3)
