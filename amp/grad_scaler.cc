@@ -59,7 +59,8 @@ GradScaler::PerOptimizer& GradScaler::UnscaleOnce(torch::optim::Optimizer& optim
 void GradScaler::Unscale(torch::optim::Optimizer& optimizer) {
   if (!options_.enabled) return;
   const Stage stage = optimizers_[&optimizer].stage;
-  TORCH_CHECK(stage != Stage::kUnscaled, "GradScaler: Unscale was already called on this optimizer since the last Update");
+  TORCH_CHECK(stage != Stage::kUnscaled,
+              "GradScaler: Unscale was already called on this optimizer since the last Update");
   TORCH_CHECK(stage != Stage::kStepped, "GradScaler: Unscale is called after Step");
   UnscaleOnce(optimizer);
 }

@@ -4,8 +4,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#define LOCKSTEP_RETURN_IF_ERROR(expression)                          \
-  do {                                                                \
+#define LOCKSTEP_RETURN_IF_ERROR(expression)                                                        \
+  do {                                                                                              \
     if (absl::Status lockstep_status = (expression); !lockstep_status.ok()) return lockstep_status; \
   } while (false)
 

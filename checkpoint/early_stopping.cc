@@ -14,7 +14,8 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
 
 absl::StatusOr<StopCriterion::Verdict> EarlyStopping::Check(const std::map<std::string, double>& metrics) {
   if (options_.patience < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("early stopping: patience must be at least 1, is ", options_.patience));
+    return absl::InvalidArgumentError(
+        absl::StrCat("early stopping: patience must be at least 1, is ", options_.patience));
   }
   if (!(options_.min_delta >= 0)) {
     return absl::InvalidArgumentError(
@@ -59,8 +60,10 @@ std::string EarlyStopping::reason() const {
     case Cause::kNone: return "";
     case Cause::kPatience:
       return absl::StrCat(options_.monitor, " has not improved on ", best_, " for ", counter_, " validations");
-    case Cause::kStoppingThreshold: return absl::StrCat(options_.monitor, " ", last_, " is better than the stopping threshold");
-    case Cause::kDivergenceThreshold: return absl::StrCat(options_.monitor, " ", last_, " is worse than the divergence threshold");
+    case Cause::kStoppingThreshold:
+      return absl::StrCat(options_.monitor, " ", last_, " is better than the stopping threshold");
+    case Cause::kDivergenceThreshold:
+      return absl::StrCat(options_.monitor, " ", last_, " is worse than the divergence threshold");
   }
   return "";
 }
@@ -71,7 +74,8 @@ std::map<std::string, double> EarlyStopping::state() const {
 
 absl::Status EarlyStopping::set_state(const std::map<std::string, double>& state) {
   for (const char* key : {"counter", "best", "last", "stopped"}) {
-    if (state.count(key) == 0) return absl::InvalidArgumentError(absl::StrCat("early stopping: the state has no '", key, "'"));
+    if (state.count(key) == 0)
+      return absl::InvalidArgumentError(absl::StrCat("early stopping: the state has no '", key, "'"));
   }
   const double counter = state.at("counter"), stopped = state.at("stopped");
   if (!(counter >= 0 && counter <= 1e9) || !(stopped == 0 || stopped == 1 || stopped == 2 || stopped == 3)) {

@@ -11,11 +11,11 @@ namespace lockstep {
 struct EarlyStoppingOptions {
   enum class Mode { kMin, kMax };
 
-  std::string monitor = "val_loss";   ///< The metric to watch.
-  Mode mode = Mode::kMin;             ///< Whether less or more of it is better.
-  int patience = 5;                   ///< Validations without improvement until it stops; at least 1.
-  double min_delta = 0;               ///< Better means better by more than this; not negative.
-  bool check_finite = true;           ///< A metric that is NaN or infinite is an error; else it is no improvement.
+  std::string monitor = "val_loss";  ///< The metric to watch.
+  Mode mode = Mode::kMin;            ///< Whether less or more of it is better.
+  int patience = 5;                  ///< Validations without improvement until it stops; at least 1.
+  double min_delta = 0;              ///< Better means better by more than this; not negative.
+  bool check_finite = true;          ///< A metric that is NaN or infinite is an error; else it is no improvement.
   std::optional<double> stopping_threshold;    ///< Stop once the metric is better than this: good enough.
   std::optional<double> divergence_threshold;  ///< Stop once the metric is worse than this: hopeless.
 };

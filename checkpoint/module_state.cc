@@ -14,7 +14,8 @@ namespace {
 /// Python's order: a module's parameters, its buffers, then its children.
 void Collect(const torch::nn::Module& module, const std::string& prefix,
              std::vector<std::pair<std::string, at::Tensor>>& into) {
-  for (const auto& item : module.named_parameters(/*recurse=*/false)) into.emplace_back(prefix + item.key(), item.value());
+  for (const auto& item : module.named_parameters(/*recurse=*/false))
+    into.emplace_back(prefix + item.key(), item.value());
   for (const auto& item : module.named_buffers(/*recurse=*/false)) into.emplace_back(prefix + item.key(), item.value());
   for (const auto& item : module.named_children()) Collect(*item.value(), prefix + item.key() + ".", into);
 }
@@ -35,7 +36,8 @@ Value ModuleState(const torch::nn::Module& module) {
 }
 
 absl::Status CheckModuleState(const Value& state, const torch::nn::Module& module) {
-  if (state.dict() == nullptr) return absl::InvalidArgumentError(absl::StrCat("model state: a ", state.type_name(), ", not a dict"));
+  if (state.dict() == nullptr)
+    return absl::InvalidArgumentError(absl::StrCat("model state: a ", state.type_name(), ", not a dict"));
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   Collect(module, "", tensors);
   std::string first;
@@ -63,7 +65,8 @@ absl::Status CheckModuleState(const Value& state, const torch::nn::Module& modul
     for (const auto& [key, value] : state.dict()->items) {
       bool known = false;
       for (const auto& item : tensors) known = known || (key.string() != nullptr && *key.string() == item.first);
-      if (!known) complain(absl::StrCat("'", key.string() != nullptr ? *key.string() : key.type_name(), "' is not in the model"));
+      if (!known)
+        complain(absl::StrCat("'", key.string() != nullptr ? *key.string() : key.type_name(), "' is not in the model"));
     }
   }
   if (wrong > 0) {

@@ -165,7 +165,8 @@ absl::Status Load(const Value& state, Optimizer& optimizer) {
   }
   if (groups->items()->size() != optimizer.param_groups().size()) {
     return absl::InvalidArgumentError(absl::StrCat("optimizer state: it has ", groups->items()->size(),
-                                                   " parameter groups, the optimizer ", optimizer.param_groups().size()));
+                                                   " parameter groups, the optimizer ",
+                                                   optimizer.param_groups().size()));
   }
   // Everything is read before anything is changed.
   std::vector<Options> new_options;
@@ -205,7 +206,8 @@ const char kUnknown[] = "optimizer state: only SGD, Adam and AdamW can be saved"
 
 absl::StatusOr<Value> OptimizerState(const Optimizer& optimizer) {
   if (dynamic_cast<const torch::optim::SGD*>(&optimizer) != nullptr) return Save<SGDOptions, SGDParamState>(optimizer);
-  if (dynamic_cast<const torch::optim::Adam*>(&optimizer) != nullptr) return Save<AdamOptions, AdamParamState>(optimizer);
+  if (dynamic_cast<const torch::optim::Adam*>(&optimizer) != nullptr)
+    return Save<AdamOptions, AdamParamState>(optimizer);
   if (dynamic_cast<const torch::optim::AdamW*>(&optimizer) != nullptr) {
     return Save<AdamWOptions, AdamWParamState>(optimizer);
   }
@@ -215,8 +217,10 @@ absl::StatusOr<Value> OptimizerState(const Optimizer& optimizer) {
 absl::Status LoadOptimizerState(const Value& state, Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
   if (dynamic_cast<torch::optim::SGD*>(&optimizer) != nullptr) return Load<SGDOptions, SGDParamState>(state, optimizer);
-  if (dynamic_cast<torch::optim::Adam*>(&optimizer) != nullptr) return Load<AdamOptions, AdamParamState>(state, optimizer);
-  if (dynamic_cast<torch::optim::AdamW*>(&optimizer) != nullptr) return Load<AdamWOptions, AdamWParamState>(state, optimizer);
+  if (dynamic_cast<torch::optim::Adam*>(&optimizer) != nullptr)
+    return Load<AdamOptions, AdamParamState>(state, optimizer);
+  if (dynamic_cast<torch::optim::AdamW*>(&optimizer) != nullptr)
+    return Load<AdamWOptions, AdamWParamState>(state, optimizer);
   return absl::InvalidArgumentError(kUnknown);
 }
 

@@ -62,11 +62,13 @@ absl::StatusOr<Value> LoadPth(const std::string& path) {
       auto [data, size] = reader.getRecord(record);
       const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
       if (static_cast<int64_t>(size) / itemsize != numel || size % itemsize != 0) {
-        return absl::InvalidArgumentError(absl::StrCat("record ", record, " holds ", size, " bytes, not ", numel, " × ", itemsize));
+        return absl::InvalidArgumentError(
+            absl::StrCat("record ", record, " holds ", size, " bytes, not ", numel, " × ", itemsize));
       }
       void* const bytes = data.get();
       auto keep = std::make_shared<at::DataPtr>(std::move(data));
-      return at::from_blob(bytes, {numel}, [keep](void*) {}, dtype);
+      return at::from_blob(
+          bytes, {numel}, [keep](void*) {}, dtype);
     };
     auto [pickle, size] = reader.getRecord("data.pkl");
     auto value = internal::Unpickle(std::string(static_cast<const char*>(pickle.get()), size), read);

@@ -25,7 +25,8 @@ struct ValueDict {
 /// What a checkpoint is made of: a plain Python value or a tensor.
 class Value {
  public:
-  using Variant = std::variant<std::monostate, bool, int64_t, double, std::string, at::Tensor, ValueList, ValueTuple, ValueDict>;
+  using Variant =
+      std::variant<std::monostate, bool, int64_t, double, std::string, at::Tensor, ValueList, ValueTuple, ValueDict>;
 
   Value() = default;  ///< None
   Value(bool v) : value_(v) {}

@@ -58,9 +58,9 @@ absl::StatusOr<DistributedEnvironment> ReadEnvironment() {
   }
   if (Get("LOCAL_RANK").empty()) {
     if (!one_host) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "environment: LOCAL_RANK is not set, and MASTER_ADDR=", env.master_addr,
-          " may mean several hosts; set it to this process's number on its host"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("environment: LOCAL_RANK is not set, and MASTER_ADDR=", env.master_addr,
+                       " may mean several hosts; set it to this process's number on its host"));
     }
     env.local_rank = env.rank;
   } else {

@@ -52,8 +52,8 @@ absl::StatusOr<ProcessGroupPtr> InitProcessGroup(const ProcessGroupOptions& opti
       world_size = env.world_size;
     }
     if (world_size == 1) return ProcessGroupPtr();
-    LOCKSTEP_ASSIGN_OR_RETURN(
-        place, OpenRendezvous(options.init_method, options.rank, options.world_size, options.timeout));
+    LOCKSTEP_ASSIGN_OR_RETURN(place,
+                              OpenRendezvous(options.init_method, options.rank, options.world_size, options.timeout));
     if (place.world_size == 1) return ProcessGroupPtr();
   }
 
@@ -66,8 +66,8 @@ absl::StatusOr<ProcessGroupPtr> InitProcessGroup(const ProcessGroupOptions& opti
     group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
     if (nccl) {
       LOCKSTEP_ASSIGN_OR_RETURN(auto backend,
-                                MakeNcclBackend(c10::make_intrusive<c10d::PrefixStore>("nccl", place.store),
-                                                place.rank, place.world_size, options.timeout));
+                                MakeNcclBackend(c10::make_intrusive<c10d::PrefixStore>("nccl", place.store), place.rank,
+                                                place.world_size, options.timeout));
       group->setBackend(c10::kCUDA, c10d::ProcessGroup::BackendType::NCCL, backend);
     } else if (options.cuda) {
       group->setBackend(c10::kCUDA, c10d::ProcessGroup::BackendType::GLOO, gloo);

@@ -50,8 +50,8 @@ class QuietC10 {
   const int before_;
 };
 
-absl::StatusOr<c10::intrusive_ptr<c10d::Store>> OpenTcp(const std::string& host, int port, bool server,
-                                                        int world_size, std::chrono::milliseconds timeout) {
+absl::StatusOr<c10::intrusive_ptr<c10d::Store>> OpenTcp(const std::string& host, int port, bool server, int world_size,
+                                                        std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(port);
   options.isServer = server;
@@ -85,9 +85,10 @@ absl::StatusOr<Rendezvous> OpenRendezvous(const std::string& init_method, int ra
   if (from_env || rank < 0 || world_size < 0) {
     LOCKSTEP_ASSIGN_OR_RETURN(env, ReadEnvironment());
     if (!env.launched && (rank < 0 || world_size < 0)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "rendezvous ", init_method, ": ", rank < 0 ? "rank" : "world_size", " is not given: say it in the options, in "
-          "the URL (?rank=R&world_size=N) or as RANK and WORLD_SIZE in the environment"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("rendezvous ", init_method, ": ", rank < 0 ? "rank" : "world_size",
+                       " is not given: say it in the options, in "
+                       "the URL (?rank=R&world_size=N) or as RANK and WORLD_SIZE in the environment"));
     }
     if (rank < 0) rank = env.rank;
     if (world_size < 0) world_size = env.world_size;
@@ -103,8 +104,8 @@ absl::StatusOr<Rendezvous> OpenRendezvous(const std::string& init_method, int ra
   std::string_view rest = url.first;
   if (from_env) {
     if (env.master_addr.empty() || env.master_port == 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "rendezvous env://: ", env.master_addr.empty() ? "MASTER_ADDR" : "MASTER_PORT", " is not set"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("rendezvous env://: ", env.master_addr.empty() ? "MASTER_ADDR" : "MASTER_PORT", " is not set"));
     }
     result.host = env.master_addr;
     LOCKSTEP_ASSIGN_OR_RETURN(

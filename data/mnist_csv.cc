@@ -95,8 +95,9 @@ absl::StatusOr<MnistData> LoadMnistCsv(const std::string& path) {
         if (p == digits && at_end && column > 0 && field == p) {
           return error(row, column + 1, "an empty field");
         }
-        return error(row, column + 1, absl::StrCat("'", Field(field, line_end), "' is no whole number from 0 to ",
-                                                   column == 0 ? 9 : 255));
+        return error(
+            row, column + 1,
+            absl::StrCat("'", Field(field, line_end), "' is no whole number from 0 to ", column == 0 ? 9 : 255));
       }
       if (column == 0) {
         if (value > 9) return error(row, 1, absl::StrCat("label ", Field(field, line_end), " is not from 0 to 9"));

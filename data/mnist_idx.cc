@@ -34,7 +34,8 @@ absl::StatusOr<at::Tensor> ReadIdx(const std::string& path, int dims) {
   unsigned char magic[4];
   if (!read(magic, 4)) return error("truncated: shorter than its header");
   if (magic[0] != 0 || magic[1] != 0 || magic[2] != 8 || magic[3] != dims) {
-    return error(absl::StrCat("wrong magic number 0x", absl::Hex(magic[0] << 24 | magic[1] << 16 | magic[2] << 8 | magic[3], absl::kZeroPad8),
+    return error(absl::StrCat("wrong magic number 0x",
+                              absl::Hex(magic[0] << 24 | magic[1] << 16 | magic[2] << 8 | magic[3], absl::kZeroPad8),
                               ", want 0x", absl::Hex(8 << 8 | dims, absl::kZeroPad8)));
   }
   std::vector<int64_t> shape;
@@ -64,7 +65,9 @@ absl::StatusOr<at::Tensor> ReadIdx(const std::string& path, int dims) {
 }
 
 /// `path` or `path`.gz, whichever is there.
-std::string PlainOrGz(const std::string& path) { return Exists(path) ? path : Exists(path + ".gz") ? path + ".gz" : ""; }
+std::string PlainOrGz(const std::string& path) {
+  return Exists(path) ? path : Exists(path + ".gz") ? path + ".gz" : "";
+}
 
 }  // namespace
 

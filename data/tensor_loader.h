@@ -31,8 +31,8 @@ struct TensorLoaderOptions {
 };
 
 /// Batches cut straight out of tensors that hold the whole data set: one index_select a batch, no collation of
-/// samples. The order is the sampler's, whatever `prefetch` is. An exception in the thread is thrown by Next(). For one thread at a
-/// time.
+/// samples. The order is the sampler's, whatever `prefetch` is. An exception in the thread is thrown by Next(). For one
+/// thread at a time.
 class TensorLoader : public BatchSource<TensorBatch> {
  public:
   /// `data` and `target` have the samples in their first dimension. `transform` (may be null) is applied to each

@@ -83,8 +83,8 @@ void BucketedReducer::BuildBuckets(const BucketedReducerOptions& options) {
     int64_t total = 0;
     for (size_t i : members) total += slots_[i].named.parameter.numel();
     Bucket bucket;
-    bucket.flat = at::zeros({total}, slots_[members.front()].named.parameter.options().requires_grad(false)
-                                         .memory_format(std::nullopt));
+    bucket.flat = at::zeros(
+        {total}, slots_[members.front()].named.parameter.options().requires_grad(false).memory_format(std::nullopt));
     int64_t offset = 0;
     for (size_t i : members) {
       slots_[i].bucket = buckets_.size();
@@ -112,7 +112,8 @@ void BucketedReducer::PrepareForBackward() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (armed_ && started_) {
     armed_ = started_ = false;
-    TORCH_CHECK(false, "reducer: the last backward did not finish: it threw, or is still running; ", MissingGradients());
+    TORCH_CHECK(false, "reducer: the last backward did not finish: it threw, or is still running; ",
+                MissingGradients());
   }
   for (auto& slot : slots_) slot.ready = false;
   for (auto& bucket : buckets_) {

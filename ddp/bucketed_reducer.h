@@ -16,8 +16,8 @@ struct Node;
 namespace lockstep {
 
 struct BucketedReducerOptions {
-  size_t bucket_cap_bytes = 25 << 20;        ///< Of every bucket but the first.
-  size_t first_bucket_cap_bytes = 1 << 20;   ///< Small, so that communication starts early in backward.
+  size_t bucket_cap_bytes = 25 << 20;       ///< Of every bucket but the first.
+  size_t first_bucket_cap_bytes = 1 << 20;  ///< Small, so that communication starts early in backward.
 };
 
 /// Gathers gradients in flat buckets, in about the order in which backward makes them ready (the reverse of the
@@ -45,15 +45,15 @@ class BucketedReducer : public Reducer {
 
  private:
   struct Bucket {
-    at::Tensor flat;                              ///< The gradients of its parameters, one after the other.
-    std::vector<size_t> parameters;               ///< Indices into slots_.
-    size_t pending = 0;                           ///< Parameters of this backward without a gradient yet.
-    c10::intrusive_ptr<c10d::Work> work;          ///< Its all-reduce, once launched.
+    at::Tensor flat;                      ///< The gradients of its parameters, one after the other.
+    std::vector<size_t> parameters;       ///< Indices into slots_.
+    size_t pending = 0;                   ///< Parameters of this backward without a gradient yet.
+    c10::intrusive_ptr<c10d::Work> work;  ///< Its all-reduce, once launched.
   };
   struct Slot {
     NamedParameter named;
     size_t bucket = 0;
-    at::Tensor alias;                             ///< The parameter's part of the bucket, shaped like the parameter.
+    at::Tensor alias;  ///< The parameter's part of the bucket, shaped like the parameter.
     bool ready = false;
     std::shared_ptr<torch::autograd::Node> accumulator;  ///< Where the hook is; kept alive by us.
     uintptr_t hook = 0;
@@ -70,10 +70,10 @@ class BucketedReducer : public Reducer {
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;
 
-  std::mutex mutex_;         // hooks may run on a thread per device
-  bool armed_ = false;       // PrepareForBackward was called and its backward has not finished
-  bool started_ = false;     // that backward has made a gradient ready
-  size_t next_bucket_ = 0;   // to be launched; the same order on all ranks
+  std::mutex mutex_;        // hooks may run on a thread per device
+  bool armed_ = false;      // PrepareForBackward was called and its backward has not finished
+  bool started_ = false;    // that backward has made a gradient ready
+  size_t next_bucket_ = 0;  // to be launched; the same order on all ranks
 };
 
 }  // namespace lockstep

@@ -26,8 +26,8 @@ struct DistributedDataParallelOptions {
 ///
 /// Its parameters, buffers and children are the wrapped module's own, under the same names, so that
 /// `named_parameters()` and saved keys carry no prefix. Parameters that are registered with the wrapped module later
-/// are not seen. A forward with gradients enabled is followed by an averaged backward, in evaluation mode too; a forward in
-/// evaluation mode itself communicates nothing.
+/// are not seen. A forward with gradients enabled is followed by an averaged backward, in evaluation mode too; a
+/// forward in evaluation mode itself communicates nothing.
 template <typename M>
 class DistributedDataParallel : public torch::nn::Module {
  public:
@@ -82,7 +82,9 @@ class DistributedDataParallel : public torch::nn::Module {
   /// ran after it averages what was accumulated.
   class NoSync {
    public:
-    explicit NoSync(DistributedDataParallel& ddp) : ddp_(ddp), before_(ddp.require_sync_) { ddp_.require_sync_ = false; }
+    explicit NoSync(DistributedDataParallel& ddp) : ddp_(ddp), before_(ddp.require_sync_) {
+      ddp_.require_sync_ = false;
+    }
     ~NoSync() { ddp_.require_sync_ = before_; }
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;

@@ -32,9 +32,12 @@ absl::Status Train(int epochs, const char* path, const ProcessGroupPtr& group) {
   const auto loader = [&](const at::Tensor& part, bool train) {
     DistributedSampler sampler(part.numel(), GetWorldSize(group), GetRank(group), {train, 1206, false, train});
     return TensorLoader(data->images.index_select(0, part), data->labels.index_select(0, part), sampler, {256},
-                        [](TensorBatch b) { return TensorBatch{b.data.to(at::kFloat).div_(255), b.target}; });
+                        [](TensorBatch b) {
+                          return TensorBatch{b.data.to(at::kFloat).div_(255), b.target};
+                        });
   };
-  TensorLoader training = loader((*parts)[0], true), validation = loader((*parts)[1], false), test = loader((*parts)[2], false);
+  TensorLoader training = loader((*parts)[0], true), validation = loader((*parts)[1], false),
+               test = loader((*parts)[2], false);
 
   torch::manual_seed(1206);
   models::ConvNet model;

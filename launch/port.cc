@@ -45,9 +45,9 @@ absl::StatusOr<ReservedPort> ReservedPort::Reserve(int port) {
   int fd = BindAny(AF_INET6, port);
   if (fd < 0 && errno != EADDRINUSE && errno != EACCES) fd = BindAny(AF_INET, port);  // no IPv6 here
   if (fd < 0) {
-    return absl::UnavailableError(errno == EADDRINUSE
-                                      ? absl::StrCat("port ", port, " is in use; choose another one, or 0 for a free one")
-                                      : absl::StrCat("port ", port, " can't be had: ", std::strerror(errno)));
+    return absl::UnavailableError(
+        errno == EADDRINUSE ? absl::StrCat("port ", port, " is in use; choose another one, or 0 for a free one")
+                            : absl::StrCat("port ", port, " can't be had: ", std::strerror(errno)));
   }
   sockaddr_storage address{};
   socklen_t size = sizeof(address);

@@ -32,7 +32,8 @@ int RankMain(const ProcessGroupOptions& options, const std::function<absl::Statu
   if (!joined.ok()) {
     const auto environment = ReadEnvironment();
     const bool known = environment.ok();
-    PrintError(known ? environment->rank : 0, known ? environment->world_size : 1, std::string(joined.status().message()));
+    PrintError(known ? environment->rank : 0, known ? environment->world_size : 1,
+               std::string(joined.status().message()));
     return 1;
   }
   ProcessGroupPtr group = *std::move(joined);

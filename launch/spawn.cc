@@ -81,7 +81,8 @@ int SpawnRanks(const SpawnOptions& options) {
   sigset_t watched, before;
   sigemptyset(&watched);
   for (int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&watched, signal);
-  struct sigaction keep_children{}, sigchld_before;  // ignored, children would vanish before we ask for their codes
+  struct sigaction keep_children {
+  }, sigchld_before;  // ignored, children would vanish before we ask for their codes
   keep_children.sa_handler = SIG_DFL;
   sigaction(SIGCHLD, &keep_children, &sigchld_before);
   sigprocmask(SIG_BLOCK, &watched, &before);
@@ -111,7 +112,8 @@ int SpawnRanks(const SpawnOptions& options) {
     for (int rank = 0; rank < options.num_ranks; ++rank) {
       Child& child = children[rank];
       siginfo_t info{};
-      if (child.pid < 0 || waitid(P_PID, child.pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) continue;
+      if (child.pid < 0 || waitid(P_PID, child.pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0)
+        continue;
       // Before its number is free for others: what it has left behind in its process group goes with it.
       const pid_t pid = child.pid;
       kill(-pid, SIGKILL);
@@ -127,7 +129,8 @@ int SpawnRanks(const SpawnOptions& options) {
         std::fprintf(stderr, "lockstep: rank %d (process %d) was killed by signal %d (%s); stopping the others\n", rank,
                      pid, info.si_status, strsignal(info.si_status));
       } else if (options.report_exit_codes) {
-        std::fprintf(stderr, "lockstep: rank %d (process %d) ended with code %d; stopping the others\n", rank, pid, code);
+        std::fprintf(stderr, "lockstep: rank %d (process %d) ended with code %d; stopping the others\n", rank, pid,
+                     code);
       }
       terminate_at = std::min(terminate_at, Clock::now() + options.grace);
     }

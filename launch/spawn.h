@@ -11,13 +11,13 @@ struct SpawnOptions {
   int num_ranks = 1;                      ///< Ranks to start on this host.
   std::string master_addr = "localhost";  ///< Host of rank 0.
   int master_port = 0;                    ///< Port of rank 0's store.
-  int threads = 0;                        ///< OMP_NUM_THREADS of each rank; 0: left as it is, or cores ÷ ranks if unset.
+  int threads = 0;  ///< OMP_NUM_THREADS of each rank; 0: left as it is, or cores ÷ ranks if unset.
   /// After one rank has failed the others get this long to end by themselves and say why, then SIGTERM.
   std::chrono::milliseconds grace = std::chrono::seconds(6);
   /// After SIGTERM (or a signal that was passed on), until SIGKILL.
   std::chrono::milliseconds kill_after = std::chrono::seconds(3);
   std::chrono::milliseconds time_limit{0};  ///< Of the whole run; 0: none.
-  bool report_exit_codes = true;          ///< Say which rank ended with which code; killed ranks are always said.
+  bool report_exit_codes = true;            ///< Say which rank ended with which code; killed ranks are always said.
   /// A variable that only rank 0 may see, such as the place of a report that one process writes.
   std::vector<std::string> rank_zero_variables;
 };

@@ -12,8 +12,7 @@ namespace {
 
 torch::nn::Sequential Block(int64_t in, int64_t out) {
   return torch::nn::Sequential(torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, 3).stride(2).padding(1)),
-                               lockstep::nn::BatchNorm2d(out),
-                               torch::nn::ReLU(torch::nn::ReLUOptions().inplace(true)),
+                               lockstep::nn::BatchNorm2d(out), torch::nn::ReLU(torch::nn::ReLUOptions().inplace(true)),
                                torch::nn::MaxPool2d(torch::nn::MaxPool2dOptions(2).stride(2)));
 }
 

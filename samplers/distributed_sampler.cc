@@ -9,14 +9,14 @@
 
 namespace lockstep {
 
-DistributedSampler::DistributedSampler(size_t size, size_t num_replicas, size_t rank,
-                                       DistributedSamplerOptions options)
+DistributedSampler::DistributedSampler(size_t size, size_t num_replicas, size_t rank, DistributedSamplerOptions options)
     : torch::data::samplers::DistributedSampler<>(size, num_replicas, rank, options.pad && !options.drop_last),
       options_(options),
       state_(std::make_shared<State>()) {
   TORCH_CHECK(num_replicas > 0 && rank < num_replicas, "DistributedSampler: rank ", rank, " is not below num_replicas ",
               num_replicas);
-  TORCH_CHECK(options.pad || !options.drop_last, "DistributedSampler: drop_last drops samples, pad = false keeps each; "
+  TORCH_CHECK(options.pad || !options.drop_last,
+              "DistributedSampler: drop_last drops samples, pad = false keeps each; "
               "choose one");
   state_->data_size = size;
   Populate();

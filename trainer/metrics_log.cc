@@ -33,7 +33,8 @@ absl::Status MetricsLog::Open(size_t first_epoch) {
     const std::string path = absl::StrCat(folder_, "/", name);
     if (absl::Status dropped = DropEpochs(path, first_epoch); !dropped.ok()) return dropped;
     file->open(path, std::ios::app);
-    if (!*file) return absl::UnavailableError(absl::StrCat("file ", path, ": cannot be written: ", std::strerror(errno)));
+    if (!*file)
+      return absl::UnavailableError(absl::StrCat("file ", path, ": cannot be written: ", std::strerror(errno)));
   }
   return absl::OkStatus();
 }
@@ -64,7 +65,8 @@ void MetricsLog::OnValidated(const EpochInfo& info) {
 
 void MetricsLog::WriteLine(std::ofstream& file, const std::string& line) {
   file << line << std::endl;
-  if (!file) throw std::runtime_error(absl::StrCat("a metrics file in ", folder_, " cannot be written: ", std::strerror(errno)));
+  if (!file)
+    throw std::runtime_error(absl::StrCat("a metrics file in ", folder_, " cannot be written: ", std::strerror(errno)));
 }
 
 }  // namespace lockstep

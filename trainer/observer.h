@@ -15,14 +15,14 @@ namespace lockstep {
 /// Where training stands. Epochs and steps count from 1, as people read them.
 struct StepInfo {
   size_t epoch = 0;
-  size_t epochs = 0;          ///< The last epoch that is planned.
-  size_t step = 0;            ///< Within the epoch.
-  size_t steps = 0;           ///< Of the epoch, 0 if not known.
-  int64_t samples = 0;        ///< Of this rank in this epoch so far.
-  double seconds = 0;         ///< Since the epoch's training began.
+  size_t epochs = 0;    ///< The last epoch that is planned.
+  size_t step = 0;      ///< Within the epoch.
+  size_t steps = 0;     ///< Of the epoch, 0 if not known.
+  int64_t samples = 0;  ///< Of this rank in this epoch so far.
+  double seconds = 0;   ///< Since the epoch's training began.
   double learning_rate = 0;
-  bool stepped = true;        ///< False when the scaler skipped the step.
-  at::Tensor loss;            ///< Of this rank's batch, on its device.
+  bool stepped = true;                 ///< False when the scaler skipped the step.
+  at::Tensor loss;                     ///< Of this rank's batch, on its device.
   const LossScaler* scaler = nullptr;  ///< Its scale() waits for the device, as LossValue() does.
 
   /// The loss as a number. The first call brings it to the host; the trainer then checks that it is finite.

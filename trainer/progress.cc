@@ -74,8 +74,8 @@ void LinePrinter::OnStepEnd(StepInfo& info) {
 
 void LinePrinter::OnEpochEnd(const EpochInfo& info) {
   if (rank_ != 0) return;
-  absl::FPrintF(out_, "epoch: %d, early-stopping counter: %.0f, accuracy: %.4f\n", info.epoch, Get(info, "stop_counter"),
-                Get(info, "val_accuracy"));
+  absl::FPrintF(out_, "epoch: %d, early-stopping counter: %.0f, accuracy: %.4f\n", info.epoch,
+                Get(info, "stop_counter"), Get(info, "val_accuracy"));
   std::fflush(out_);
 }
 

@@ -27,12 +27,12 @@ namespace lockstep {
 
 struct TrainerOptions {
   size_t epochs = 1;
-  size_t first_epoch = 1;                      ///< More than 1 when resuming.
-  c10::DeviceType device = c10::kCPU;          ///< Where autocast works.
-  std::optional<at::ScalarType> autocast;      ///< bfloat16 or float16; nothing: off.
-  size_t max_skipped_steps = 20;               ///< That the scaler may skip in a row before it is an error.
-  std::string best_path;                       ///< Where the best state is kept; empty: nowhere.
-  std::string last_path;                       ///< Where the last epoch's state is kept; empty: nowhere.
+  size_t first_epoch = 1;                  ///< More than 1 when resuming.
+  c10::DeviceType device = c10::kCPU;      ///< Where autocast works.
+  std::optional<at::ScalarType> autocast;  ///< bfloat16 or float16; nothing: off.
+  size_t max_skipped_steps = 20;           ///< That the scaler may skip in a row before it is an error.
+  std::string best_path;                   ///< Where the best state is kept; empty: nowhere.
+  std::string last_path;                   ///< Where the last epoch's state is kept; empty: nowhere.
 };
 
 /// A training loop over swappable pieces, and nothing more: whatever it does can be done by hand with the same pieces
@@ -41,14 +41,14 @@ template <typename Batch>
 class Trainer {
  public:
   struct Pieces {
-    TrainingParts state;                              ///< Module (not its wrapper), optimizer, scaler, stop criterion.
-    torch::nn::Module* wrapper = nullptr;             ///< Is switched between training and evaluation; may be the module.
+    TrainingParts state;                   ///< Module (not its wrapper), optimizer, scaler, stop criterion.
+    torch::nn::Module* wrapper = nullptr;  ///< Is switched between training and evaluation; may be the module.
     TrainStep<Batch> train_step;
     EvalStep<Batch> eval_step;
     BatchSource<Batch>* train = nullptr;
     BatchSource<Batch>* validation = nullptr;
-    CheckpointWriter* writer = nullptr;               ///< Needed for best_path and last_path.
-    torch::optim::LRScheduler* scheduler = nullptr;   ///< Stepped after each epoch; may be null.
+    CheckpointWriter* writer = nullptr;              ///< Needed for best_path and last_path.
+    torch::optim::LRScheduler* scheduler = nullptr;  ///< Stepped after each epoch; may be null.
     std::vector<TrainObserver*> observers;
     ProcessGroupPtr group;
   };
@@ -61,7 +61,8 @@ class Trainer {
     try {
       Tell([](TrainObserver& o) { o.OnFitStart(); });
       absl::StatusOr<bool> stop = false;
-      for (size_t epoch = options_.first_epoch; epoch <= options_.epochs && stop.ok() && !*stop; ++epoch) stop = Epoch(epoch);
+      for (size_t epoch = options_.first_epoch; epoch <= options_.epochs && stop.ok() && !*stop; ++epoch)
+        stop = Epoch(epoch);
       if (!stop.ok()) Tell([&](TrainObserver& o) { o.OnException(std::string(stop.status().message())); });
       Tell([](TrainObserver& o) { o.OnFitEnd(); });
       return stop.status();
@@ -174,11 +175,13 @@ class Trainer {
   absl::StatusOr<std::map<std::string, double>> Means(const MetricSums& sums, const std::string& prefix,
                                                       bool may_be_empty = false) {
     const MetricSums::Result result = sums.Reduce(pieces_.group);
-    if (result.samples == 0 && !may_be_empty) return Agreed(absl::InternalError(absl::StrCat(prefix, "metrics: there was no sample")));
+    if (result.samples == 0 && !may_be_empty)
+      return Agreed(absl::InternalError(absl::StrCat(prefix, "metrics: there was no sample")));
     std::map<std::string, double> means = {{prefix + "samples", static_cast<double>(result.samples)}};
     for (const auto& [name, mean] : result.means) {
       if (!std::isfinite(mean)) {
-        return Agreed(absl::InternalError(absl::StrCat("metric ", prefix, name, " is ", mean, ", not a finite number")));
+        return Agreed(
+            absl::InternalError(absl::StrCat("metric ", prefix, name, " is ", mean, ", not a finite number")));
       }
       means[prefix + name] = mean;
     }
@@ -202,9 +205,7 @@ class Trainer {
 
   double LearningRate() const { return pieces_.state.optimizer->param_groups().front().options().get_lr(); }
 
-  static double Seconds(Clock::time_point since) {
-    return std::chrono::duration<double>(Clock::now() - since).count();
-  }
+  static double Seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
 
   template <typename F>
   void Tell(F&& what) {

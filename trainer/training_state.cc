@@ -38,7 +38,8 @@ absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const Training
   LOCKSTEP_ASSIGN_OR_RETURN(const Value* epoch, Part(checkpoint, "epoch"));
   LOCKSTEP_ASSIGN_OR_RETURN(const Value* stop, Part(checkpoint, "stop"));
   const auto named = [](const char* part, const absl::Status& status) {
-    return status.ok() ? status : absl::Status(status.code(), absl::StrCat("'", part, "': ", std::string(status.message())));
+    return status.ok() ? status
+                       : absl::Status(status.code(), absl::StrCat("'", part, "': ", std::string(status.message())));
   };
   const auto epoch_number = epoch->number();
   LOCKSTEP_RETURN_IF_ERROR(named("epoch", epoch_number.status()));

@@ -9,12 +9,18 @@ struct Row {
 };
 
 constexpr Row kRows[] = {
-    {at::kFloat, "FloatStorage"},     {at::kDouble, "DoubleStorage"},
-    {at::kHalf, "HalfStorage"},       {at::kBFloat16, "BFloat16Storage"},
-    {at::kLong, "LongStorage"},       {at::kInt, "IntStorage"},
-    {at::kShort, "ShortStorage"},     {at::kChar, "CharStorage"},
-    {at::kByte, "ByteStorage"},       {at::kBool, "BoolStorage"},
-    {at::kComplexFloat, "ComplexFloatStorage"}, {at::kComplexDouble, "ComplexDoubleStorage"},
+    {at::kFloat, "FloatStorage"},
+    {at::kDouble, "DoubleStorage"},
+    {at::kHalf, "HalfStorage"},
+    {at::kBFloat16, "BFloat16Storage"},
+    {at::kLong, "LongStorage"},
+    {at::kInt, "IntStorage"},
+    {at::kShort, "ShortStorage"},
+    {at::kChar, "CharStorage"},
+    {at::kByte, "ByteStorage"},
+    {at::kBool, "BoolStorage"},
+    {at::kComplexFloat, "ComplexFloatStorage"},
+    {at::kComplexDouble, "ComplexDoubleStorage"},
 };
 
 }  // namespace

@@ -53,7 +53,9 @@ class Pickler {
     result_.bytes += v;
   }
 
-  void Global(const std::string& module, const std::string& name) { absl::StrAppend(&result_.bytes, "c", module, "\n", name, "\n"); }
+  void Global(const std::string& module, const std::string& name) {
+    absl::StrAppend(&result_.bytes, "c", module, "\n", name, "\n");
+  }
 
   void Ints(at::IntArrayRef values) {
     Op('(');

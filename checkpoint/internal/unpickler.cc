@@ -348,7 +348,8 @@ class Unpickler {
       case 'R': return Reduce();
       case 'b': {  // BUILD: the attributes of an OrderedDict (a state_dict's _metadata) carry no weights
         LOCKSTEP_RETURN_IF_ERROR(Pop().status());
-        if (stack_.empty() || stack_.back()->as<Dict>() == nullptr) return Error("attributes for something that is no dict");
+        if (stack_.empty() || stack_.back()->as<Dict>() == nullptr)
+          return Error("attributes for something that is no dict");
         return absl::OkStatus();
       }
       case 's': {

@@ -20,19 +20,22 @@
 
 // The flags of the job, with its defaults; only --epochs, --lr, --pt_path and the data differ, for a first run to be
 // short and good on any machine.
-ABSL_FLAG(std::string, gpu, "", "devices to train on, such as 0,1: indices into what CUDA_VISIBLE_DEVICES shows; "
+ABSL_FLAG(std::string, gpu, "",
+          "devices to train on, such as 0,1: indices into what CUDA_VISIBLE_DEVICES shows; "
           "empty: all, or the CPU");
 ABSL_FLAG(int, epochs, 12, "epochs at most");
 ABSL_FLAG(double, lr, 0.05, "learning rate");
 ABSL_FLAG(double, weight_decay, 5e-5, "weight decay");
 ABSL_FLAG(int, batch_size, 256, "batch size of each process");
 ABSL_FLAG(std::string, mnist_file_path, "", "a CSV file with rows label,p0,...,p783, or a folder of IDX files");
-ABSL_FLAG(std::string, data_dir, "", "a folder with the standard IDX files, plain or gzipped; "
+ABSL_FLAG(std::string, data_dir, "",
+          "a folder with the standard IDX files, plain or gzipped; "
           "default: /usr/share/datasets/fashion-mnist unless --mnist_file_path is given");
 ABSL_FLAG(uint64_t, seed, 1206, "seed of the split, the initial weights, the order of samples and the generators");
 ABSL_FLAG(std::string, master_addr, "localhost", "host of rank 0, for the ranks that this program starts itself");
 ABSL_FLAG(int, port, 1206, "port of rank 0's store, likewise; 0: a free one");
-ABSL_FLAG(std::string, pt_path, "", "where the best checkpoint goes: a folder (then cnn.pt in it) or a name ending in "
+ABSL_FLAG(std::string, pt_path, "",
+          "where the best checkpoint goes: a folder (then cnn.pt in it) or a name ending in "
           ".pt; default: the run's folder");
 ABSL_FLAG(int, patience, 5, "validations without a better accuracy until training stops");
 ABSL_FLAG(int, nproc_per_node, 0, "processes to start; 0: one per device, or 2 on the CPU");
@@ -110,7 +113,8 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   if (!std::filesystem::exists(c.data, error)) {
     if (error) return Invalid(absl::StrCat("no access to ", c.data, ": ", error.message()));
     return absl::NotFoundError(file.empty() && folder.empty()
-                                   ? absl::StrCat("no data in ", c.data, ": install Debian's package dataset-fashion-mnist, "
+                                   ? absl::StrCat("no data in ", c.data,
+                                                  ": install Debian's package dataset-fashion-mnist, "
                                                   "or give --mnist_file_path or --data_dir")
                                    : absl::StrCat(!file.empty() ? "--mnist_file_path" : "--data_dir", "=", c.data,
                                                   ": no such file or folder"));
@@ -150,8 +154,10 @@ absl::StatusOr<Plan> MakePlan(const Config& config, int gpu_count) {
   std::vector<int> devices = config.gpus;
   for (int device : devices) {
     if (device >= gpu_count) {
-      return Invalid(absl::StrCat("--gpu=", device, ": there ", gpu_count == 0 ? "is no GPU here" : gpu_count == 1
-                                                            ? "is 1 GPU here, number 0" : absl::StrCat("are only ", gpu_count, " GPUs here"),
+      return Invalid(absl::StrCat("--gpu=", device, ": there ",
+                                  gpu_count == 0   ? "is no GPU here"
+                                  : gpu_count == 1 ? "is 1 GPU here, number 0"
+                                                   : absl::StrCat("are only ", gpu_count, " GPUs here"),
                                   gpu_count == 0 ? "; leave --gpu out to train on the CPU" : ""));
     }
   }
@@ -178,7 +184,8 @@ absl::StatusOr<Plan> MakePlan(const Config& config, int gpu_count) {
     int ranks = config.nproc_per_node;
     if (ranks == 0) ranks = plan.cuda ? available : 2;
     if (!config.gpus.empty() && ranks != available) {
-      return Invalid(absl::StrCat("--nproc_per_node=", ranks, " but --gpu names ", available, " devices; give one process per device"));
+      return Invalid(absl::StrCat("--nproc_per_node=", ranks, " but --gpu names ", available,
+                                  " devices; give one process per device"));
     }
     if (plan.cuda && ranks > available) {
       return Invalid(absl::StrCat("--nproc_per_node=", ranks, " but there are ", available, " devices"));

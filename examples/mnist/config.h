@@ -12,11 +12,11 @@ namespace mnist {
 
 /// Everything the command line says.
 struct Config {
-  std::vector<int> gpus;      ///< Of --gpu; empty: all, or the CPU.
+  std::vector<int> gpus;  ///< Of --gpu; empty: all, or the CPU.
   int epochs, batch_size, patience, port, log_every, nproc_per_node, threads;
   double lr, weight_decay, pixel_scale;
   uint64_t seed;
-  std::string data;           ///< A CSV file or a folder of IDX files.
+  std::string data;  ///< A CSV file or a folder of IDX files.
   std::string master_addr, pt_path, run_dir, resume, backend, amp;
   bool sync_batch_norm;
   double timeout_seconds;
@@ -25,9 +25,9 @@ struct Config {
 /// Where this process stands: the environment's ranks, or the ranks that it shall start itself.
 struct Plan {
   lockstep::DistributedEnvironment environment;
-  int ranks_to_spawn = 0;     ///< Over 1: this process only starts ranks.
+  int ranks_to_spawn = 0;  ///< Over 1: this process only starts ranks.
   bool cuda = false;
-  int device_index = 0;       ///< Of this rank, when `cuda`.
+  int device_index = 0;  ///< Of this rank, when `cuda`.
 };
 
 /// Parses argv. Ends the program for --help; errors are InvalidArgument with one line.

@@ -67,8 +67,9 @@ int main(int argc, char** argv) {
     const auto run = mnist::OpenRunFolder(*config, mnist::ConfigJson(*config, *plan), group);
     if (!run.ok()) return run.status();
     if (env.rank == 0) {
-      absl::PrintF("%d rank%s on %s, %d thread%s each; run folder: %s\n", env.world_size, env.world_size == 1 ? "" : "s",
-                   plan->cuda ? "CUDA" : "the CPU", threads, threads == 1 ? "" : "s", run->folder);
+      absl::PrintF("%d rank%s on %s, %d thread%s each; run folder: %s\n", env.world_size,
+                   env.world_size == 1 ? "" : "s", plan->cuda ? "CUDA" : "the CPU", threads, threads == 1 ? "" : "s",
+                   run->folder);
       std::fflush(stdout);
     }
     const absl::Status status = mnist::Train(*config, *plan, *run, group);

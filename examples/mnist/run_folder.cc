@@ -69,13 +69,16 @@ absl::StatusOr<RunFolder> PlanRunFolder(const Config& config) {
     run.resume_path = from;
   }
   if (run.folder.empty()) {
-    const std::string base = absl::StrCat(runs, "/", absl::FormatTime("%Y-%m-%d_%H-%M-%S", absl::Now(), absl::LocalTimeZone()));
+    const std::string base =
+        absl::StrCat(runs, "/", absl::FormatTime("%Y-%m-%d_%H-%M-%S", absl::Now(), absl::LocalTimeZone()));
     run.folder = base;
     for (int i = 2; fs::exists(run.folder, ignored); ++i) run.folder = absl::StrCat(base, "_", i);
   }
   if (run.resume_path.empty() && fs::exists(fs::path(run.folder) / kMetrics, ignored)) {
-    return absl::AlreadyExistsError(absl::StrCat("--run_dir=", run.folder, ": there is a run in it; give another folder, "
-                                                 "or --resume=", run.folder, " to go on with it"));
+    return absl::AlreadyExistsError(absl::StrCat("--run_dir=", run.folder,
+                                                 ": there is a run in it; give another folder, "
+                                                 "or --resume=",
+                                                 run.folder, " to go on with it"));
   }
   const std::string pt = config.pt_path.empty() ? run.folder : config.pt_path;
   run.best_path = absl::EndsWith(pt, ".pt") ? pt : absl::StrCat(pt, absl::EndsWith(pt, "/") ? "" : "/", "cnn.pt");
@@ -93,8 +96,9 @@ absl::Status CheckSameData(const std::string& resume_path, const std::string& co
   const auto now = nlohmann::json::parse(config_json);
   for (const char* key : {"data", "seed", "pixel_scale"}) {
     if (before.contains(key) && before[key] != now[key]) {
-      return absl::InvalidArgumentError(absl::StrCat("--resume=", resume_path, ": the run has ", key, " ", before[key].dump(),
-                                                     ", now it is ", now[key].dump(), "; it must stay the same"));
+      return absl::InvalidArgumentError(absl::StrCat("--resume=", resume_path, ": the run has ", key, " ",
+                                                     before[key].dump(), ", now it is ", now[key].dump(),
+                                                     "; it must stay the same"));
     }
   }
   return absl::OkStatus();

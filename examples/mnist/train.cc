@@ -82,7 +82,8 @@ std::optional<at::ScalarType> AutocastType(const Config& config, bool cuda) {
 
 absl::Status Train(const Config& config, const Plan& plan, const RunFolder& paths,
                    const lockstep::ProcessGroupPtr& group) {
-  const at::Device device = plan.cuda ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(plan.device_index)) : at::kCPU;
+  const at::Device device =
+      plan.cuda ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(plan.device_index)) : at::kCPU;
   const int rank = lockstep::GetRank(group), world_size = lockstep::GetWorldSize(group);
 
   // Data, the same on all ranks; each takes its share of each part.
@@ -136,7 +137,8 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
     LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(checkpoint.status(), group));
     auto epoch = lockstep::LoadTrainingState(*checkpoint, state);
     if (!epoch.ok()) {
-      epoch = absl::InvalidArgumentError(absl::StrCat("checkpoint ", paths.resume_path, ": ", std::string(epoch.status().message())));
+      epoch = absl::InvalidArgumentError(
+          absl::StrCat("checkpoint ", paths.resume_path, ": ", std::string(epoch.status().message())));
     }
     LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(epoch.status(), group));
     options.first_epoch = *epoch + 1;
@@ -151,7 +153,8 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
 
   const auto step = [](auto& module, TensorBatch& batch) {
     const at::Tensor logits = module.forward(batch.data);
-    return lockstep::StepOutput{torch::nn::functional::cross_entropy(logits, batch.target), batch.target.size(0),
+    return lockstep::StepOutput{torch::nn::functional::cross_entropy(logits, batch.target),
+                                batch.target.size(0),
                                 {{"accuracy", logits.argmax(1).eq(batch.target).sum()}}};
   };
   lockstep::PthWriter writer;

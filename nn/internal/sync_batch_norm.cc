@@ -38,8 +38,7 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     const at::Tensor weight = weight_or.value_or(at::Tensor()), bias = bias_or.value_or(at::Tensor());
     const int64_t channels = input.size(1);
     auto [local_mean, local_var] = LocalStatistics(input);
-    const at::Tensor local_count =
-        at::full({1}, static_cast<double>(input.numel() / channels), local_mean.options());
+    const at::Tensor local_count = at::full({1}, static_cast<double>(input.numel() / channels), local_mean.options());
 
     // Chan's way to merge the ranks' means and variances (Chan, Golub, LeVeque 1979).
     const at::Tensor all = at::stack(AllGather(at::cat({local_mean, local_var, local_count}), group));
@@ -103,9 +102,14 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
                        .to(input.scalar_type());
     }
     const bool has_bias = ctx->saved_data["has_bias"].toBool();
-    return {grad_input,   weight.defined() ? grad_weight : at::Tensor(),
+    return {grad_input,
+            weight.defined() ? grad_weight : at::Tensor(),
             has_bias ? grad_bias : at::Tensor(),
-            at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+            at::Tensor(),
+            at::Tensor(),
+            at::Tensor(),
+            at::Tensor(),
+            at::Tensor()};
   }
 };
 

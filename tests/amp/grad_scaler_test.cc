@@ -142,9 +142,7 @@ TEST(GradScaler, RefusesFactorsOutOfRange) {
   EXPECT_THROW(GradScaler{options}, c10::Error);
 }
 
-at::ScalarType ProductType() {
-  return at::rand({2, 2}).matmul(at::rand({2, 2})).scalar_type();
-}
+at::ScalarType ProductType() { return at::rand({2, 2}).matmul(at::rand({2, 2})).scalar_type(); }
 
 TEST(AutocastGuard, NestsAndIsRestored) {
   EXPECT_EQ(ProductType(), at::kFloat);

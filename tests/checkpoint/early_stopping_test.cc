@@ -33,8 +33,12 @@ void Check(const EarlyStoppingOptions& options, const std::vector<Row>& rows) {
 TEST(EarlyStopping, LessIsBetterByDefault) {
   EarlyStoppingOptions options;
   options.patience = 2;
-  Check(options, {{1.0, true, 0, false}, {0.9, true, 0, false}, {0.9, false, 1, false}, {0.8, true, 0, false},
-                  {0.85, false, 1, false}, {0.81, false, 2, true}});
+  Check(options, {{1.0, true, 0, false},
+                  {0.9, true, 0, false},
+                  {0.9, false, 1, false},
+                  {0.8, true, 0, false},
+                  {0.85, false, 1, false},
+                  {0.81, false, 2, true}});
 }
 
 TEST(EarlyStopping, MoreIsBetterWithMax) {
@@ -42,8 +46,13 @@ TEST(EarlyStopping, MoreIsBetterWithMax) {
   options.monitor = "accuracy";
   options.mode = Mode::kMax;
   options.patience = 3;
-  Check(options, {{0.5, true, 0, false}, {0.5, false, 1, false}, {0.4, false, 2, false}, {0.6, true, 0, false},
-                  {0.1, false, 1, false}, {0.6, false, 2, false}, {0.6, false, 3, true}});
+  Check(options, {{0.5, true, 0, false},
+                  {0.5, false, 1, false},
+                  {0.4, false, 2, false},
+                  {0.6, true, 0, false},
+                  {0.1, false, 1, false},
+                  {0.6, false, 2, false},
+                  {0.6, false, 3, true}});
 }
 
 TEST(EarlyStopping, BetterIsStrictlyByMoreThanMinDelta) {
@@ -51,7 +60,10 @@ TEST(EarlyStopping, BetterIsStrictlyByMoreThanMinDelta) {
   options.mode = Mode::kMax;
   options.min_delta = 0.25;  // exact in binary
   options.patience = 2;
-  Check(options, {{1.0, true, 0, false}, {1.25, false, 1, false}, {1.5, true, 0, false}, {1.74, false, 1, false},
+  Check(options, {{1.0, true, 0, false},
+                  {1.25, false, 1, false},
+                  {1.5, true, 0, false},
+                  {1.74, false, 1, false},
                   {1.75, false, 2, true}});
 }
 
@@ -79,7 +91,9 @@ TEST(EarlyStopping, ANumberThatIsNoneIsAnErrorAndNeverAnImprovement) {
   EarlyStoppingOptions options;
   options.check_finite = false;
   options.patience = 2;
-  Check(options, {{std::nan(""), false, 1, false}, {1, true, 0, false}, {std::nan(""), false, 1, false},
+  Check(options, {{std::nan(""), false, 1, false},
+                  {1, true, 0, false},
+                  {std::nan(""), false, 1, false},
                   {std::nan(""), false, 2, true}});
 }
 

@@ -56,9 +56,16 @@ Value Sample() {
   const at::Tensor base = at::arange(24, at::kFloat).view({4, 6});
   ValueDict model;
   model.ordered = true;
-  model.items = {{"a", base}, {"transposed", base.t()}, {"part", base.narrow(0, 1, 2)}, {"scalar", at::scalar_tensor(2.5)},
-                 {"empty", at::empty({0, 3})}, {"half", at::rand({3}).to(at::kHalf)}, {"bf16", at::rand({3}).to(at::kBFloat16)},
-                 {"long", at::arange(5)}, {"bool", at::ones({2}, at::kBool)}, {"complex", at::ones({2}, at::kComplexFloat)},
+  model.items = {{"a", base},
+                 {"transposed", base.t()},
+                 {"part", base.narrow(0, 1, 2)},
+                 {"scalar", at::scalar_tensor(2.5)},
+                 {"empty", at::empty({0, 3})},
+                 {"half", at::rand({3}).to(at::kHalf)},
+                 {"bf16", at::rand({3}).to(at::kBFloat16)},
+                 {"long", at::arange(5)},
+                 {"bool", at::ones({2}, at::kBool)},
+                 {"complex", at::ones({2}, at::kComplexFloat)},
                  {"channels_last", at::rand({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast)}};
   Value v((ValueDict()));
   v.set("model", model);
@@ -119,7 +126,8 @@ TEST(Pth, SurvivesTruncationAndFlippedBytes) {
   const int rounds = std::getenv("LOCKSTEP_EXHAUSTIVE") != nullptr ? 20000 : 300;
   for (int i = 0; i < rounds; ++i) {
     std::string broken = bytes;
-    for (int flips = 1 + random() % 3; flips > 0; --flips) broken[random() % broken.size()] = static_cast<char>(random());
+    for (int flips = 1 + random() % 3; flips > 0; --flips)
+      broken[random() % broken.size()] = static_cast<char>(random());
     std::ofstream(bad, std::ios::binary) << broken;
     (void)LoadPth(bad).ok();  // either is fine, a crash is not
   }

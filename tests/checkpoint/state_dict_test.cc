@@ -20,11 +20,24 @@ TEST(ModuleState, HasPythonsNamesInPythonsOrder) {
   const Value state = ModuleState(*model);
   std::vector<std::string> names;
   for (const auto& [key, value] : state.dict()->items) names.push_back(*key.string());
-  const std::vector<std::string> expected = {
-      "layer1.0.weight", "layer1.0.bias", "layer1.1.weight", "layer1.1.bias", "layer1.1.running_mean",
-      "layer1.1.running_var", "layer1.1.num_batches_tracked", "layer2.0.weight", "layer2.0.bias", "layer2.1.weight",
-      "layer2.1.bias", "layer2.1.running_mean", "layer2.1.running_var", "layer2.1.num_batches_tracked", "fc.1.weight",
-      "fc.1.bias", "fc.3.weight", "fc.3.bias"};
+  const std::vector<std::string> expected = {"layer1.0.weight",
+                                             "layer1.0.bias",
+                                             "layer1.1.weight",
+                                             "layer1.1.bias",
+                                             "layer1.1.running_mean",
+                                             "layer1.1.running_var",
+                                             "layer1.1.num_batches_tracked",
+                                             "layer2.0.weight",
+                                             "layer2.0.bias",
+                                             "layer2.1.weight",
+                                             "layer2.1.bias",
+                                             "layer2.1.running_mean",
+                                             "layer2.1.running_var",
+                                             "layer2.1.num_batches_tracked",
+                                             "fc.1.weight",
+                                             "fc.1.bias",
+                                             "fc.3.weight",
+                                             "fc.3.bias"};
   EXPECT_EQ(names, expected);
   EXPECT_TRUE(state.dict()->ordered);
 }
@@ -34,11 +47,13 @@ TEST(ModuleState, NamesTheFirstDifferenceAndChangesNothing) {
   const at::Tensor before = wide->weight.detach().clone();
   const absl::Status status = LoadModuleState(ModuleState(*small), *wide);
   ASSERT_FALSE(status.ok());
-  EXPECT_EQ(status.message(), "model state is of another model: 'weight' has shape [2, 3] in the checkpoint, [2, 4] in the model");
+  EXPECT_EQ(status.message(),
+            "model state is of another model: 'weight' has shape [2, 3] in the checkpoint, [2, 4] in the model");
   EXPECT_TRUE(wide->weight.equal(before));
   models::ConvNet net;
-  EXPECT_NE(LoadModuleState(ModuleState(*small), *net).message().find("'layer1.0.weight' is missing from the checkpoint"),
-            std::string::npos);
+  EXPECT_NE(
+      LoadModuleState(ModuleState(*small), *net).message().find("'layer1.0.weight' is missing from the checkpoint"),
+      std::string::npos);
   EXPECT_FALSE(LoadModuleState(Value(3), *net).ok());
 }
 
@@ -79,8 +94,8 @@ void ExpectResumes(Make make) {
 
 TEST(OptimizerState, SgdResumesExactly) {
   ExpectResumes([](torch::nn::Linear& l) {
-    return std::make_unique<torch::optim::SGD>(l->parameters(),
-                                               torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(1e-3));
+    return std::make_unique<torch::optim::SGD>(
+        l->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(1e-3));
   });
   ExpectResumes([](torch::nn::Linear& l) {
     return std::make_unique<torch::optim::SGD>(l->parameters(), torch::optim::SGDOptions(0.1));

@@ -31,8 +31,13 @@ TEST(Environment, WithoutALauncherIsAWorldOfOne) {
 }
 
 TEST(Environment, ReadsWhatTorchrunSets) {
-  const auto env = Read({{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"},
-                         {"MASTER_ADDR", "host"}, {"MASTER_PORT", "1206"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+  const auto env = Read({{"RANK", "3"},
+                         {"WORLD_SIZE", "4"},
+                         {"LOCAL_RANK", "1"},
+                         {"LOCAL_WORLD_SIZE", "2"},
+                         {"MASTER_ADDR", "host"},
+                         {"MASTER_PORT", "1206"},
+                         {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
   ASSERT_TRUE(env.ok()) << env.status();
   EXPECT_EQ(env->rank, 3);
   EXPECT_EQ(env->local_rank, 1);
@@ -56,7 +61,8 @@ TEST(Environment, NamesGapsAndConflicts) {
   ExpectError({{"RANK", "0"}, {"WORLD_SIZE", "0"}}, "WORLD_SIZE=0");
   ExpectError({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "10.0.0.1"}}, "LOCAL_RANK is not set");
   ExpectError({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}, "LOCAL_RANK=2");
-  ExpectError({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "99999"}}, "MASTER_PORT=99999");
+  ExpectError({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "99999"}},
+              "MASTER_PORT=99999");
 }
 
 }  // namespace

@@ -23,7 +23,8 @@ TEST(Liveness, PassesOnWhyAnotherRankFailed) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   LivenessMonitor a(store, 0, 2), b(store, 1, 2);
   EXPECT_EQ(b.Explain("the loss is nan", false), "the loss is nan");
-  EXPECT_EQ(a.Explain("Connection closed by peer", true), "stopped because another rank failed: rank 1: the loss is nan");
+  EXPECT_EQ(a.Explain("Connection closed by peer", true),
+            "stopped because another rank failed: rank 1: the loss is nan");
 }
 
 TEST(Liveness, WithEverybodyAliveTheReasonStands) {
@@ -38,7 +39,8 @@ TEST(Liveness, AWorldOfOneNeedsNoStore) {
 }
 
 TEST(Liveness, KnowsBrokenCollectives) {
-  EXPECT_TRUE(IsCommunicationError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"));
+  EXPECT_TRUE(
+      IsCommunicationError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"));
   EXPECT_FALSE(IsCommunicationError("The size of tensor a (3) must match the size of tensor b (4)"));
 }
 

@@ -58,7 +58,8 @@ TEST(ProcessGroup, FromATcpUrl) {
 
 TEST(ProcessGroup, FromAFileUrl) {
   const char* folder = std::getenv("TEST_TMPDIR");
-  const std::string path = std::string(folder == nullptr ? "/tmp" : folder) + "/rendezvous." + std::to_string(Env().master_port);
+  const std::string path =
+      std::string(folder == nullptr ? "/tmp" : folder) + "/rendezvous." + std::to_string(Env().master_port);
   ProcessGroupOptions options;
   options.init_method = "file://" + path;
   options.rank = Env().rank;

@@ -134,7 +134,8 @@ TEST(DistributedDataParallel, ABackwardThatThrowsIsReportedOnceAndForgotten) {
   Mlp model;
   DistributedDataParallel ddp(model, Group(), SmallBuckets());
   at::Tensor out = ddp.forward(at::rand({2, 6}));
-  const auto hook = ddp.parameters()[0].register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("no"); });
+  const auto hook =
+      ddp.parameters()[0].register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("no"); });
   EXPECT_THROW(out.sum().backward(), std::exception);
   ddp.parameters()[0].remove_hook(hook);
   EXPECT_THROW(ddp.forward(at::rand({2, 6})), c10::Error);
@@ -179,8 +180,11 @@ TEST(DistributedDataParallel, GradientsAccumulateWithoutSync) {
 
 struct BranchesImpl : torch::nn::Module {
   BranchesImpl()
-      : used(register_module("used", torch::nn::Linear(2, 2))), unused(register_module("unused", torch::nn::Linear(2, 2))) {}
-  at::Tensor forward(const at::Tensor& x, bool all) { return all ? unused->forward(used->forward(x)) : used->forward(x); }
+      : used(register_module("used", torch::nn::Linear(2, 2))),
+        unused(register_module("unused", torch::nn::Linear(2, 2))) {}
+  at::Tensor forward(const at::Tensor& x, bool all) {
+    return all ? unused->forward(used->forward(x)) : used->forward(x);
+  }
   torch::nn::Linear used, unused;
 };
 TORCH_MODULE(Branches);
@@ -224,7 +228,8 @@ TEST(DistributedDataParallel, BuffersComeFromRankZero) {
 
 TEST(BucketedReducer, ServesSeveralDtypesFrozenAndSharedParameters) {
   const int rank = GetRank(Group()), world = GetWorldSize(Group());
-  at::Tensor a = at::ones({3}).requires_grad_(), b = at::ones({2}, at::kDouble).requires_grad_(), frozen = at::ones({2});
+  at::Tensor a = at::ones({3}).requires_grad_(), b = at::ones({2}, at::kDouble).requires_grad_(),
+             frozen = at::ones({2});
   BucketedReducer reducer({{"a", a}, {"b", b}, {"frozen", frozen}, {"a_again", a}}, Group());
   reducer.PrepareForBackward();
   ((a * (rank + 1)).sum() + (a * 1).sum() + (b * rank).sum()).backward();

@@ -48,7 +48,9 @@ TEST(BatchNorm, RefusesOtherShapes) {
 
 template <typename Norm>
 struct NestedImpl : torch::nn::Module {
-  NestedImpl() : first(register_module("first", nn::BatchNorm1d(3))), rest(register_module("rest", torch::nn::Sequential(torch::nn::Linear(3, 3), Norm(3)))) {}
+  NestedImpl()
+      : first(register_module("first", nn::BatchNorm1d(3))),
+        rest(register_module("rest", torch::nn::Sequential(torch::nn::Linear(3, 3), Norm(3)))) {}
   nn::BatchNorm1d first;
   torch::nn::Sequential rest;
 };

@@ -81,7 +81,8 @@ void Check(const Case& c) {
     ours->eval();
     whole->eval();
     const at::Tensor x = at::randn({2, 3, 2, 2}, at::kDouble).to(c.dtype);
-    EXPECT_TRUE(at::allclose(ours->forward(x).to(at::kDouble), whole->forward(x.to(at::kDouble)), c.tolerance, c.tolerance));
+    EXPECT_TRUE(
+        at::allclose(ours->forward(x).to(at::kDouble), whole->forward(x.to(at::kDouble)), c.tolerance, c.tolerance));
   }
 }
 

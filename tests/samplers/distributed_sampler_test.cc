@@ -73,8 +73,8 @@ struct Numbers : torch::data::datasets::BatchDataset<Numbers, Indices, Indices> 
 TEST(DistributedSampler, SetEpochOnTheUsersObjectReachesLibTorchsLoader) {
   for (size_t workers : {0, 2}) {
     DistributedSampler sampler(33, 2, 1, {true, 1206});
-    auto loader = torch::data::make_data_loader(Numbers(33), sampler,
-                                                torch::data::DataLoaderOptions(4).workers(workers).enforce_ordering(true));
+    auto loader = torch::data::make_data_loader(
+        Numbers(33), sampler, torch::data::DataLoaderOptions(4).workers(workers).enforce_ordering(true));
     for (size_t epoch = 0; epoch < 3; ++epoch) {
       DistributedSampler expected(33, 2, 1, {true, 1206});
       expected.set_epoch(epoch);

@@ -41,7 +41,9 @@ class Store : public IStore {
   void wait(const Keys& keys, const std::chrono::milliseconds&) override { wait(keys); }
   bool has_v2_support() override { return false; }
   std::vector<Bytes> multi_get(const Keys&) override { throw std::logic_error("multi_get: no extended store"); }
-  void multi_set(const Keys&, const std::vector<Bytes>&) override { throw std::logic_error("multi_set: no extended store"); }
+  void multi_set(const Keys&, const std::vector<Bytes>&) override {
+    throw std::logic_error("multi_set: no extended store");
+  }
   void append(const std::string&, const Bytes&) override { throw std::logic_error("append: no extended store"); }
   int64_t add(const std::string&, int64_t) override { throw std::logic_error("add: no extended store"); }
 };
