@@ -23,8 +23,8 @@
 ABSL_FLAG(std::string, gpu, "",
           "devices to train on, such as 0,1: indices into what CUDA_VISIBLE_DEVICES shows; "
           "empty: all, or the CPU");
-ABSL_FLAG(int, epochs, 12, "epochs at most");
-ABSL_FLAG(double, lr, 0.05, "learning rate");
+ABSL_FLAG(int, epochs, 15, "epochs at most");
+ABSL_FLAG(double, lr, 0.1, "learning rate");
 ABSL_FLAG(double, weight_decay, 5e-5, "weight decay");
 ABSL_FLAG(int, batch_size, 256, "batch size of each process");
 ABSL_FLAG(std::string, mnist_file_path, "", "a CSV file with rows label,p0,...,p783, or a folder of IDX files");
