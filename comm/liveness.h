@@ -2,17 +2,16 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <condition_variable>
-#include <mutex>
+#include <memory>
 #include <string>
-#include <thread>
 
 namespace lockstep {
 
 /// Tells which rank is to blame when a collective fails: a broken connection names an address at best.
 ///
 /// Each rank counts a heartbeat up in the store from a thread of its own, over a connection of its own. When a rank
-/// fails it leaves its reason in the store; a rank that was killed just stops counting. Thread-safe.
+/// fails it leaves its reason in the store; a rank that was killed just stops counting. Nothing here waits for a store
+/// that does not answer for longer than a few seconds. Thread-safe.
 class LivenessMonitor {
  public:
   /// `store` must be the store of the process group; null makes a monitor that knows nothing (a world of one).
@@ -27,15 +26,8 @@ class LivenessMonitor {
   std::string Explain(const std::string& reason, bool communication);
 
  private:
-  void Beat();
-
-  c10::intrusive_ptr<c10d::Store> store_;  // this monitor's own connection
-  const int rank_;
-  const int world_size_;
-  std::mutex mutex_;
-  std::condition_variable stop_changed_;
-  bool stop_ = false;
-  std::thread thread_;
+  struct State;
+  std::shared_ptr<State> state_;  // shared with threads that a silent store may hold up; null without a store
 };
 
 /// Whether an exception's text is that of a broken or timed-out collective.

@@ -60,7 +60,9 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> OpenTcp(const std::string& host,
   options.timeout = timeout;
   const QuietC10 quiet;
   try {
-    c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::TCPStore>(host, options);
+    // Small systems know no name for the loopback interface.
+    c10::intrusive_ptr<c10d::Store> store =
+        c10::make_intrusive<c10d::TCPStore>(host == "localhost" ? "127.0.0.1" : host, options);
     return store;
   } catch (const std::exception& e) {
     const std::string what = FirstLine(e.what());

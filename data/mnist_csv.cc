@@ -1,4 +1,5 @@
 #include <absl/status/status.h>
+#include <absl/strings/escaping.h>
 #include <absl/strings/str_cat.h>
 #include <ATen/Functions.h>
 #include <sys/stat.h>
@@ -19,12 +20,14 @@ namespace {
 constexpr int kPixels = 28 * 28;
 
 absl::StatusOr<std::vector<char>> ReadFile(const std::string& path) {
+  struct stat info {};  // before it is opened, which waits for a writer if it is a pipe
+  if (stat(path.c_str(), &info) != 0) {
+    return absl::NotFoundError(absl::StrCat("MNIST CSV ", path, ": ", std::strerror(errno)));
+  }
+  if (!S_ISREG(info.st_mode))
+    return absl::InvalidArgumentError(absl::StrCat("MNIST CSV ", path, ": not a regular file"));
   const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
   if (file == nullptr) return absl::NotFoundError(absl::StrCat("MNIST CSV ", path, ": ", std::strerror(errno)));
-  struct stat info {};
-  if (fstat(fileno(file.get()), &info) != 0 || !S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat("MNIST CSV ", path, ": not a regular file"));
-  }
   std::vector<char> bytes(info.st_size + 1);
   const size_t read = std::fread(bytes.data(), 1, info.st_size, file.get());
   if (std::ferror(file.get())) return absl::DataLossError(absl::StrCat("MNIST CSV ", path, ": cannot be read"));
@@ -37,7 +40,19 @@ absl::StatusOr<std::vector<char>> ReadFile(const std::string& path) {
 std::string Field(const char* p, const char* end) {
   const char* stop = p;
   while (stop < end && *stop != ',' && *stop != '\n' && *stop != '\r' && stop - p < 20) ++stop;
-  return std::string(p, stop);
+  return absl::Utf8SafeCHexEscape(absl::string_view(p, stop - p));  // it goes to a terminal
+}
+
+/// A header has a name where a row has its label, and another where it has its first pixel; a row with a damaged label
+/// has a number there.
+bool IsHeader(const char* p, const char* end) {
+  const auto name = [&](const char* q) {
+    if (q < end && *q == '"') ++q;
+    return q < end && (std::isalpha(static_cast<unsigned char>(*q)) || *q == '_');
+  };
+  const char* line_end = static_cast<const char*>(std::memchr(p, '\n', end - p));
+  const char* comma = static_cast<const char*>(std::memchr(p, ',', (line_end == nullptr ? end : line_end) - p));
+  return name(p) && (comma == nullptr || name(comma + 1));
 }
 
 bool IsBlank(const char* p, const char* line_end) {
@@ -59,8 +74,7 @@ absl::StatusOr<MnistData> LoadMnistCsv(const std::string& path) {
   if (end - p >= 3 && std::memcmp(p, "\xEF\xBB\xBF", 3) == 0) p += 3;
 
   int64_t row = 1;
-  // A header has a letter in its first field.
-  if (p < end && (std::isalpha(static_cast<unsigned char>(*p)) || *p == '"')) {
+  if (IsHeader(p, end)) {
     const char* newline = static_cast<const char*>(std::memchr(p, '\n', end - p));
     p = newline == nullptr ? end : newline + 1;
     ++row;

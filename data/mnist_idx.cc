@@ -20,19 +20,31 @@ bool Exists(const std::string& path) {
   return stat(path.c_str(), &info) == 0;
 }
 
+bool IsRegular(const std::string& path) {
+  struct stat info {};
+  return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
 /// Reads an IDX file of unsigned bytes with `dims` dimensions; gzread reads plain files too.
 absl::StatusOr<at::Tensor> ReadIdx(const std::string& path, int dims) {
   const auto error = [&](const std::string& what) {
     return absl::InvalidArgumentError(absl::StrCat("IDX file ", path, ": ", what));
   };
-  const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), &gzclose);
+  if (!IsRegular(path)) return error("not a regular file");
+  std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), &gzclose);
   if (file == nullptr) return absl::NotFoundError(absl::StrCat("IDX file ", path, ": cannot be opened"));
   gzbuffer(file.get(), 1 << 18);
   const auto read = [&](void* into, size_t n) {
     return gzread(file.get(), into, static_cast<unsigned>(n)) == static_cast<int>(n);
   };
+  /// Why less came than was wanted.
+  const auto short_read = [&](const std::string& otherwise) {
+    int code = Z_OK;
+    const std::string what = gzerror(file.get(), &code);
+    return error(code == Z_DATA_ERROR ? absl::StrCat("damaged: ", what) : otherwise);
+  };
   unsigned char magic[4];
-  if (!read(magic, 4)) return error("truncated: shorter than its header");
+  if (!read(magic, 4)) return short_read("truncated: shorter than its header");
   if (magic[0] != 0 || magic[1] != 0 || magic[2] != 8 || magic[3] != dims) {
     return error(absl::StrCat("wrong magic number 0x",
                               absl::Hex(magic[0] << 24 | magic[1] << 16 | magic[2] << 8 | magic[3], absl::kZeroPad8),
@@ -42,7 +54,7 @@ absl::StatusOr<at::Tensor> ReadIdx(const std::string& path, int dims) {
   int64_t total = 1;
   for (int d = 0; d < dims; ++d) {
     unsigned char size[4];
-    if (!read(size, 4)) return error("truncated: shorter than its header");
+    if (!read(size, 4)) return short_read("truncated: shorter than its header");
     shape.push_back(int64_t{size[0]} << 24 | size[1] << 16 | size[2] << 8 | size[3]);
     if (d > 0 && shape[d] != 28) return error(absl::StrCat("pictures of side ", shape[d], ", want 28"));
     total *= shape[d];
@@ -56,11 +68,14 @@ absl::StatusOr<at::Tensor> ReadIdx(const std::string& path, int dims) {
     bytes.resize(begin + n);
     const int got = gzread(file.get(), bytes.data() + begin, static_cast<unsigned>(n));
     if (got != n) {
-      return error(absl::StrCat("truncated: ", begin + std::max(got, 0), " bytes of data, want ", total));
+      return short_read(absl::StrCat("truncated: ", begin + std::max(got, 0), " bytes of data, want ", total));
     }
   }
   char extra = 0;
-  if (gzread(file.get(), &extra, 1) != 0) return error(absl::StrCat("longer than the ", total, " bytes of its header"));
+  const int more = gzread(file.get(), &extra, 1);
+  if (more < 0) return short_read("damaged");  // the checksum comes last
+  if (more > 0) return error(absl::StrCat("longer than the ", total, " bytes of its header"));
+  if (gzclose(file.release()) != Z_OK) return error("truncated: the compressed file has no end");
   return at::from_blob(bytes.data(), shape, at::kByte).clone();
 }
 

@@ -1,15 +1,20 @@
 #include "lockstep/launch/rank_main.h"
 
+#include <c10/util/Flags.h>
+#include <c10/util/Logging.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
-#include <memory>
+#include <cstdlib>
 #include <string>
 
 #include "lockstep/base/error_text.h"
 #include "lockstep/comm/agree.h"
 #include "lockstep/comm/environment.h"
 #include "lockstep/comm/liveness.h"
+
+C10_DECLARE_int(caffe2_log_level);
 
 namespace lockstep {
 namespace {
@@ -23,6 +28,10 @@ void PrintError(int rank, int world_size, const std::string& message) {
 }  // namespace
 
 int RankMain(const ProcessGroupOptions& options, const std::function<absl::Status(const ProcessGroupPtr&)>& body) {
+  // LibTorch's warnings about a peer that is gone come with stack traces; we say it in a line. The user's setting wins.
+  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
+    FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, static_cast<int>(c10::GLOG_ERROR));
+  }
   absl::StatusOr<ProcessGroupPtr> joined = absl::UnknownError("");
   try {
     joined = InitProcessGroup(options);
@@ -38,27 +47,21 @@ int RankMain(const ProcessGroupOptions& options, const std::function<absl::Statu
   }
   ProcessGroupPtr group = *std::move(joined);
   const int rank = GetRank(group), world_size = GetWorldSize(group);
+  LivenessMonitor monitor(group ? group->getStore() : nullptr, rank, world_size);
   std::string failure;
-  {
-    LivenessMonitor monitor(group ? group->getStore() : nullptr, rank, world_size);
-    try {
-      const absl::Status status = body(group);
-      if (status.ok()) {
-        DestroyProcessGroup(group);
-        return 0;
-      }
-      if (IsAgreed(status)) {
-        if (rank == 0) PrintError(0, 1, std::string(status.message()));
-        DestroyProcessGroup(group);  // all ranks are on their way here
-        return 1;
-      }
-      failure = monitor.Explain(std::string(status.message()), /*communication=*/false);
-    } catch (const std::exception& e) {
-      failure = monitor.Explain(e.what(), IsCommunicationError(e.what()));
+  try {
+    const absl::Status status = body(group);
+    if (status.ok() || IsAgreed(status)) {
+      if (!status.ok() && rank == 0) PrintError(0, 1, std::string(status.message()));
+      DestroyProcessGroup(group);  // all ranks are on their way here
+      return status.ok() ? 0 : 1;
     }
+    failure = monitor.Explain(std::string(status.message()), /*communication=*/false);
+  } catch (const std::exception& e) {
+    failure = monitor.Explain(e.what(), IsCommunicationError(e.what()));
   }
-  PrintError(rank, world_size, failure);
   // Pending collectives can't be joined any more: their threads may wait for a rank that is gone.
+  PrintError(rank, world_size, failure);
   std::fflush(stdout);
   _exit(1);
 }

@@ -8,6 +8,7 @@
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -76,6 +77,11 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   absl::SetProgramUsageMessage(
       "trains a ConvNet on MNIST-like pictures, one process per device.\n"
       "Without arguments: Fashion-MNIST, 2 processes on the CPU.");
+  const auto given = [&](const std::string& flag) {
+    return std::any_of(argv + 1, argv + argc, [&](const std::string& argument) {
+      return argument == "--" + flag || argument.rfind("--" + flag + "=", 0) == 0;
+    });
+  };
   absl::FlagsUsageConfig usage;
   usage.contains_helpshort_flags = [](absl::string_view file) { return absl::StrContains(file, "mnist/config.cc"); };
   usage.contains_help_flags = usage.contains_helpshort_flags;
@@ -88,6 +94,8 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   c.epochs = absl::GetFlag(FLAGS_epochs);
   c.lr = absl::GetFlag(FLAGS_lr);
   c.weight_decay = absl::GetFlag(FLAGS_weight_decay);
+  c.lr_given = given("lr");
+  c.weight_decay_given = given("weight_decay");
   c.batch_size = absl::GetFlag(FLAGS_batch_size);
   c.seed = absl::GetFlag(FLAGS_seed);
   c.master_addr = absl::GetFlag(FLAGS_master_addr);
@@ -119,6 +127,7 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
                                    : absl::StrCat(!file.empty() ? "--mnist_file_path" : "--data_dir", "=", c.data,
                                                   ": no such file or folder"));
   }
+  c.data = std::filesystem::canonical(c.data, error).string();  // one name, for a resumed run to compare
   if (!folder.empty() && !std::filesystem::is_directory(c.data, error)) {
     return Invalid(absl::StrCat("--data_dir=", c.data, ": not a folder; a CSV file is --mnist_file_path"));
   }

@@ -15,6 +15,7 @@ struct Config {
   std::vector<int> gpus;  ///< Of --gpu; empty: all, or the CPU.
   int epochs, batch_size, patience, port, log_every, nproc_per_node, threads;
   double lr, weight_decay, pixel_scale;
+  bool lr_given, weight_decay_given;  ///< On the command line; a resumed run keeps its own otherwise.
   uint64_t seed;
   std::string data;  ///< A CSV file or a folder of IDX files.
   std::string master_addr, pt_path, run_dir, resume, backend, amp;

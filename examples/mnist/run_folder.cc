@@ -63,6 +63,12 @@ absl::StatusOr<RunFolder> PlanRunFolder(const Config& config) {
     } else if (run.folder.empty() && fs::exists(fs::path(from).parent_path() / kMetrics, ignored)) {
       run.folder = fs::path(from).parent_path().string();
     }
+    if (!config.run_dir.empty() && fs::exists(fs::path(run.folder) / kMetrics, ignored) &&
+        !fs::equivalent(run.folder, fs::path(from).parent_path(), ignored)) {
+      return absl::AlreadyExistsError(absl::StrCat("--run_dir=", run.folder,
+                                                   ": there is another run in it than the one "
+                                                   "to resume; give a new folder, or leave --run_dir out"));
+    }
     if (!fs::exists(from, ignored)) {
       return absl::NotFoundError(absl::StrCat("--resume=", config.resume, ": there is no ", from));
     }
@@ -117,10 +123,9 @@ absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const std::string&
       run = *std::move(planned);
       if (!run.resume_path.empty()) status = CheckSameData(run.resume_path, config_json);
     }
-    if (status.ok()) {
-      status = lockstep::WriteFileAtomically(run.folder + "/config.json", config_json);
-    }
-    if (status.ok()) status = lockstep::AtomicFile(run.best_path).Open();  // better now than after the first epoch
+    // Whether they can be written to: better known now than after the first epoch.
+    if (status.ok()) status = lockstep::AtomicFile(run.last_path).Open();
+    if (status.ok()) status = lockstep::AtomicFile(run.best_path).Open();
   }
   LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(status, group));
   for (std::string* path : {&run.folder, &run.best_path, &run.last_path, &run.resume_path}) {

@@ -21,8 +21,8 @@ struct RunFolder {
 /// folder that has a run in it and is not resumed, nothing to resume.
 absl::StatusOr<RunFolder> PlanRunFolder(const Config& config);
 
-/// Rank 0 plans the folder, makes it, writes config.json and checks that checkpoints can be written; all ranks get the
-/// same result. Collective.
+/// Rank 0 plans the folder, makes it and checks that checkpoints can be written, and that a run to resume began with
+/// the same data as `config_json` says; all ranks get the same result. Collective.
 absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const std::string& config_json,
                                         const lockstep::ProcessGroupPtr& group);
 

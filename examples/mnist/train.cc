@@ -13,6 +13,7 @@
 
 #include "lockstep/amp/grad_scaler.h"
 #include "lockstep/base/status_macros.h"
+#include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/checkpoint_writer.h"
 #include "lockstep/checkpoint/early_stopping.h"
 #include "lockstep/checkpoint/pth.h"
@@ -126,6 +127,7 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   lockstep::EarlyStopping early_stopping(stopping);
   const lockstep::TrainingParts state{model.get(), &optimizer, scaler.get(), &early_stopping};
 
+  Config effective = config;
   lockstep::TrainerOptions options;
   options.epochs = config.epochs;
   options.device = device.type();
@@ -142,6 +144,13 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
     }
     LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(epoch.status(), group));
     options.first_epoch = *epoch + 1;
+    for (auto& group_of_parameters : optimizer.param_groups()) {
+      auto& of_run = static_cast<torch::optim::SGDOptions&>(group_of_parameters.options());
+      if (config.lr_given) of_run.lr(config.lr);
+      if (config.weight_decay_given) of_run.weight_decay(config.weight_decay);
+      effective.lr = of_run.lr();
+      effective.weight_decay = of_run.weight_decay();
+    }
     // A new folder begins with the best of the old one, in case there is no better one.
     absl::Status kept;
     if (rank == 0 && !std::filesystem::exists(paths.best_path)) {
@@ -161,8 +170,10 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   lockstep::ProgressPrinter progress(rank, world_size);
   lockstep::LinePrinter lines(rank, std::max(config.log_every, 1));
   lockstep::MetricsLog log(paths.folder, config.log_every > 0 ? config.log_every : 50);
-  LOCKSTEP_RETURN_IF_ERROR(
-      lockstep::AgreeOnStatus(rank == 0 ? log.Open(options.first_epoch) : absl::OkStatus(), group));
+  absl::Status begun;
+  if (rank == 0) begun = lockstep::WriteFileAtomically(paths.folder + "/config.json", ConfigJson(effective, plan));
+  if (rank == 0 && begun.ok()) begun = log.Open(options.first_epoch);
+  LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(begun, group));
   lockstep::Trainer<TensorBatch>::Pieces pieces;
   pieces.state = state;
   pieces.wrapper = &ddp;

@@ -1,7 +1,9 @@
 #include "lockstep/checkpoint/pth.h"
 
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -165,9 +167,13 @@ TEST(AtomicFile, AProcessKilledWhileSavingLeavesAWholeFile) {
   for (int round = 0; round < 8; ++round) {
     const pid_t child = fork();
     if (child == 0) {
+      at::set_num_threads(1);  // the threads of a forked process are gone
       for (int i = 1;; ++i) (void)SavePth(Value(at::full({1 << 20}, i)), path);
     }
-    usleep(20000 + 7000 * round);
+    // In the middle of a save: when the temporary file has reached one size or another.
+    const std::string temporary = path + ".tmp." + std::to_string(child);
+    std::error_code error;
+    while (fs::file_size(temporary, error) + 1 < static_cast<uintmax_t>(round) * 500000 + 2) sched_yield();
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
     const auto loaded = LoadPth(path);

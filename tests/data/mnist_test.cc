@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <zlib.h>
 
 #include <cstdlib>
@@ -86,7 +87,20 @@ TEST(MnistCsv, NamesWhatIsWrong) {
   ExpectError(RowWith(3, std::string("1\0", 2)), "row 1, column 3");
 }
 
-TEST(MnistCsv, NamesAMissingFileAndAFolder) {
+TEST(MnistCsv, ADamagedFirstRowIsNoHeader) {
+  ExpectError(RowWith(1, "x") + Row(0), "row 1, column 1: 'x'");
+  ExpectError(RowWith(1, "\"5\""), "row 1, column 1: '\\\"5\\\"'");
+}
+
+TEST(MnistCsv, ShowsNoControlCharacters) {
+  ExpectError(RowWith(2, "\x1b[31m"), "row 1, column 2: '\\x1b[31m'");
+  ExpectError(RowWith(2, std::string("\0x", 2)), "row 1, column 2: '\\x00x'");
+}
+
+TEST(MnistCsv, NamesAMissingFileAPipeAndAFolder) {
+  const std::string pipe = Folder() + "/pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(LoadMnistCsv(pipe).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(LoadMnistCsv("/nowhere/x.csv").status().code(), absl::StatusCode::kNotFound);
   EXPECT_FALSE(LoadMnistCsv(Folder()).ok());
 }
@@ -124,6 +138,30 @@ void ExpectIdxError(const std::string& images, const std::string& labels, const 
   const auto data = LoadMnistIdx(folder);
   ASSERT_FALSE(data.ok()) << want;
   EXPECT_NE(data.status().message().find(want), std::string::npos) << data.status();
+}
+
+TEST(MnistIdx, NamesADamagedGzip) {
+  const std::string folder = Folder(), zipped = folder + "/train-images-idx3-ubyte.gz";
+  gzFile gz = gzopen(zipped.c_str(), "wb");
+  const std::string bytes = Images(2, 200);
+  gzwrite(gz, bytes.data(), bytes.size());
+  gzclose(gz);
+  Put(folder + "/train-labels-idx1-ubyte", Labels(2, 1));
+  ASSERT_TRUE(LoadMnistIdx(folder).ok());
+  std::ifstream in(zipped, std::ios::binary);
+  const std::string whole((std::istreambuf_iterator<char>(in)), {});
+  for (size_t cut : {4, 8, 20}) {
+    Put(zipped, whole.substr(0, whole.size() - cut));
+    EXPECT_NE(LoadMnistIdx(folder).status().message().find("truncated"), std::string::npos) << cut;
+  }
+  std::string checksum = whole;
+  checksum[checksum.size() - 8] ^= 1;
+  Put(zipped, checksum);
+  EXPECT_NE(LoadMnistIdx(folder).status().message().find("damaged"), std::string::npos)
+      << LoadMnistIdx(folder).status();
+  fs::remove(zipped);
+  ASSERT_EQ(mkfifo((folder + "/train-images-idx3-ubyte").c_str(), 0600), 0);
+  EXPECT_NE(LoadMnistIdx(folder).status().message().find("not a regular file"), std::string::npos);
 }
 
 TEST(MnistIdx, NamesWhatIsWrong) {

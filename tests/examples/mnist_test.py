@@ -130,6 +130,23 @@ class Training(unittest.TestCase):
         self.assertEqual(run("--resume=" + old + "/cnn.pt", "--epochs=4").returncode, 0)
         self.assertEqual([m["epoch"] for m in metrics(old)], [1, 2, 3, 4])
 
+    def test_resume_overwrites_no_other_run_and_keeps_its_learning_rate(self):
+        old, other = os.path.join(folder(), "run"), os.path.join(folder(), "run")
+        for d in (old, other):
+            self.assertEqual(run("--run_dir=" + d, "--epochs=1", "--lr=0.03").returncode, 0)
+        result = run("--resume=" + old, "--run_dir=" + other)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("there is another run in it", result.stderr)
+        self.assertEqual(run("--resume=" + old, "--epochs=2").returncode, 0)
+        self.assertEqual(run("--resume=" + old, "--epochs=3", "--lr=0.01").returncode, 0)
+        self.assertEqual([m["learning_rate"] for m in metrics(old)], [0.03, 0.03, 0.01])
+        self.assertEqual(json.load(open(old + "/config.json"))["lr"], 0.01)
+        config = open(old + "/config.json").read()
+        with open(old + "/last.pt", "r+b") as f:
+            f.truncate(1000)
+        self.assertNotEqual(run("--resume=" + old, "--epochs=9", "--lr=0.5").returncode, 0)
+        self.assertEqual(open(old + "/config.json").read(), config)
+
     def test_resume_keeps_data_and_seed(self):
         old = os.path.join(folder(), "run")
         self.assertEqual(run("--run_dir=" + old, "--epochs=1").returncode, 0)
@@ -335,6 +352,18 @@ class Failures(unittest.TestCase):
             self.assertIn(f"rank {victim} (process {ranks[victim]}) was killed by signal 9", err)
             named = f"rank {victim} is gone" if victim else "rank 0) is gone"
             self.assertIn(named, err)
+            self.assertFalse(any(alive(p) for p in ranks))
+
+    def test_a_stopped_rank_is_noticed_by_the_timeout(self):
+        for victim in (0, 1):
+            process = self.start("--timeout=3")
+            ranks = children(process.pid)
+            os.kill(ranks[victim], signal.SIGSTOP)
+            start = time.time()
+            out, err = process.communicate(timeout=40)
+            self.assertLess(time.time() - start, 25)
+            self.assertNotEqual(process.returncode, 0)
+            self.assertIn("(rank 0) is gone" if victim == 0 else "rank 1 is gone", err)
             self.assertFalse(any(alive(p) for p in ranks))
 
     def test_ctrl_c_stops_all_and_leaves_none(self):
