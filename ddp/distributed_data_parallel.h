@@ -58,7 +58,7 @@ class DistributedDataParallel : public torch::nn::Module {
 
   /// What the wrapped module's forward takes and returns.
   template <typename... Args>
-  auto forward(Args&&... args) {
+  decltype(auto) forward(Args&&... args) {
     if (c10::GradMode::is_enabled() && require_sync_) {
       if (options_.broadcast_buffers && is_training()) SyncBuffers();
       reducer_->PrepareForBackward();
