@@ -56,7 +56,7 @@ absl::Status Show(const ProcessGroupPtr& group) {
   const int n = lockstep::GetWorldSize(group), rank = lockstep::GetRank(group);
   at::Tensor blocks = at::full({n}, int64_t{1} << rank, at::kLong);
   PrintBlocks("at the start", blocks, group);
-  const lockstep::Traffic ring = RingAllReduce(blocks, group, [&](const RingStep& step) {
+  const lockstep::Traffic ring = lockstep::RingAllReduce(blocks, group, [&](const RingStep& step) {
     const bool first = step.phase == RingStep::Phase::kReduceScatter;
     PrintBlocks((first ? "reduce-scatter, step " : "all-gather, step ") + std::to_string(step.step), blocks, group);
   });
@@ -64,7 +64,7 @@ absl::Status Show(const ProcessGroupPtr& group) {
   if (lockstep::AnyRank(!right, group)) return absl::InternalError("a rank does not hold every sum at the end");
 
   at::Tensor again = at::full({n}, int64_t{1} << rank, at::kLong);
-  const lockstep::Traffic naive = NaiveAllReduce(again, group);
+  const lockstep::Traffic naive = lockstep::NaiveAllReduce(again, group);
   const int64_t busiest_ring = Busiest(ring, group), busiest_naive = Busiest(naive, group);
   if (rank == 0) {
     std::printf("every rank holds every sum\n");
