@@ -5,7 +5,11 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
+#include <netdb.h>
+
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 #include "lockstep/base/status_macros.h"
 
@@ -35,6 +39,23 @@ absl::StatusOr<int> GetInt(const char* name, int low, int high) {
 
 bool IsLoopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host == "[::1]" || absl::StartsWith(host, "127.");
+}
+
+absl::Status CheckHostName(const std::string& host) {
+  if (host == "localhost") return absl::OkStatus();  // meant even where nothing resolves it
+  for (int attempt = 0;; ++attempt) {
+    addrinfo* found = nullptr;
+    const int code = getaddrinfo(host.c_str(), nullptr, nullptr, &found);
+    if (code == 0) {
+      freeaddrinfo(found);
+      return absl::OkStatus();
+    }
+    if (attempt == 8) {
+      return absl::UnavailableError(
+          absl::StrCat("rendezvous: host ", host, " can't be resolved: ", gai_strerror(code)));
+    }
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
 }
 
 absl::StatusOr<DistributedEnvironment> ReadEnvironment() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
 #include <string>
@@ -22,6 +23,10 @@ struct DistributedEnvironment {
 /// MASTER_ADDR, MASTER_PORT. With neither RANK nor WORLD_SIZE set it is a world of one. InvalidArgument names the
 /// variable that is missing or wrong. Without LOCAL_RANK the run must be on one host, that is MASTER_ADDR loopback.
 absl::StatusOr<DistributedEnvironment> ReadEnvironment();
+
+/// Whether `host` can be resolved; Unavailable after some seconds if not. A name that means nothing is a mistake, and
+/// no host that comes up late.
+absl::Status CheckHostName(const std::string& host);
 
 /// Whether `host` is a name or address of the loopback interface.
 bool IsLoopback(const std::string& host);

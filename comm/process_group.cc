@@ -57,8 +57,11 @@ absl::StatusOr<ProcessGroupPtr> InitProcessGroup(const ProcessGroupOptions& opti
     if (place.world_size == 1) return ProcessGroupPtr();
   }
 
+  // Who has come, for the error when somebody does not.
+  const auto here = c10::make_intrusive<c10d::PrefixStore>("here", place.store);
   const bool nccl = options.backend == "nccl" || (options.backend == "auto" && options.cuda && HasNccl());
   try {
+    here->set(std::to_string(place.rank), std::vector<uint8_t>{1});
     auto group = c10::make_intrusive<c10d::ProcessGroup>(place.store, place.rank, place.world_size);
     group->setDefaultBackend(nccl ? c10d::ProcessGroup::BackendType::NCCL : c10d::ProcessGroup::BackendType::GLOO);
     const auto gloo = MakeGlooBackend(c10::make_intrusive<c10d::PrefixStore>("gloo", place.store), place.rank,
@@ -75,6 +78,18 @@ absl::StatusOr<ProcessGroupPtr> InitProcessGroup(const ProcessGroupOptions& opti
     VLOG(1) << "rank " << place.rank << " of " << place.world_size << ": process group ready";
     return group;
   } catch (const std::exception& e) {
+    std::string missing;
+    try {
+      for (int rank = 0; rank < place.world_size; ++rank) {
+        if (!here->check({std::to_string(rank)})) absl::StrAppend(&missing, missing.empty() ? "" : ", ", rank);
+      }
+    } catch (const std::exception&) {
+      missing.clear();  // the store is gone too
+    }
+    if (!missing.empty()) {
+      return absl::UnavailableError(
+          absl::StrCat("process group: of ", place.world_size, " ranks these did not come: ", missing));
+    }
     return absl::UnavailableError(absl::StrCat("process group: rank ", place.rank, " of ", place.world_size,
                                                " could not join: ", FirstLine(e.what())));
   }

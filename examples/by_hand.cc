@@ -85,6 +85,10 @@ absl::Status Train(int epochs, const char* path, const ProcessGroupPtr& group) {
 
 int main(int argc, char** argv) {
   const int epochs = argc > 1 ? std::atoi(argv[1]) : 3;
+  if (epochs < 1) {
+    std::fprintf(stderr, "error: usage: by_hand [EPOCHS] [DATA], EPOCHS at least 1\n");
+    return 1;
+  }
   const char* data = argc > 2 ? argv[2] : "/usr/share/datasets/fashion-mnist";
   return RankMain({}, [&](const ProcessGroupPtr& group) { return Train(epochs, data, group); });
 }

@@ -69,8 +69,9 @@ int main(int argc, char** argv) {
   if (values["nproc_per_node"] == "cpu" || values["nproc_per_node"] == "auto") {
     cpu_set_t set;
     options.num_ranks = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-  } else if (!absl::SimpleAtoi(values["nproc_per_node"], &options.num_ranks) || options.num_ranks < 1) {
-    return Fail(absl::StrCat("--nproc_per_node=", values["nproc_per_node"], ": want a number of at least 1, or cpu"));
+  } else if (!absl::SimpleAtoi(values["nproc_per_node"], &options.num_ranks) || options.num_ranks < 1 ||
+             options.num_ranks > 4096) {
+    return Fail(absl::StrCat("--nproc_per_node=", values["nproc_per_node"], ": want a number from 1 to 4096, or cpu"));
   }
   int port = 0;
   if (!absl::SimpleAtoi(values["master_port"], &port) || port < 0 || port > 65535) {

@@ -4,10 +4,13 @@
 #include <absl/strings/str_cat.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
+#include <string>
 #include <utility>
 
 namespace lockstep {
@@ -39,6 +42,19 @@ int BindAny(int family, int port) {
   return -1;
 }
 
+/// A socket in the abstract name space of this network; -1 when another process has it.
+int Claim(int port) {
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string name = absl::StrCat("lockstep/port/", port);
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  if (bind(fd, reinterpret_cast<sockaddr*>(&address), offsetof(sockaddr_un, sun_path) + 1 + name.size()) == 0)
+    return fd;
+  close(fd);
+  return -1;
+}
+
 }  // namespace
 
 absl::StatusOr<ReservedPort> ReservedPort::Reserve(int port) {
@@ -54,17 +70,27 @@ absl::StatusOr<ReservedPort> ReservedPort::Reserve(int port) {
   getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
   const uint16_t number = address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
                                                         : reinterpret_cast<sockaddr_in*>(&address)->sin_port;
-  return ReservedPort(fd, ntohs(number));
+  const int claim = Claim(ntohs(number));
+  if (claim < 0) {
+    close(fd);
+    return absl::UnavailableError(
+        absl::StrCat("port ", port, " is in use by another launcher; choose another one, or 0 for a free one"));
+  }
+  return ReservedPort(fd, claim, ntohs(number));
 }
+
+ReservedPort::ReservedPort(ReservedPort&& other) noexcept { *this = std::move(other); }
 
 ReservedPort& ReservedPort::operator=(ReservedPort&& other) noexcept {
   std::swap(fd_, other.fd_);
+  std::swap(claim_, other.claim_);
   std::swap(port_, other.port_);
   return *this;
 }
 
 ReservedPort::~ReservedPort() {
   if (fd_ >= 0) close(fd_);
+  if (claim_ >= 0) close(claim_);
 }
 
 }  // namespace lockstep

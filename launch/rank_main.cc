@@ -54,6 +54,10 @@ int RankMain(const ProcessGroupOptions& options, const std::function<absl::Statu
     if (status.ok() || IsAgreed(status)) {
       if (!status.ok() && rank == 0) PrintError(0, 1, std::string(status.message()));
       DestroyProcessGroup(group);  // all ranks are on their way here
+      if (status.ok() && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
+        PrintError(rank, world_size, "standard output could not be written");
+        return 1;
+      }
       return status.ok() ? 0 : 1;
     }
     failure = monitor.Explain(std::string(status.message()), /*communication=*/false);

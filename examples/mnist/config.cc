@@ -65,6 +65,12 @@ absl::Status AtLeast(const char* flag, T value, T least) {
   return Invalid(absl::StrCat("--", flag, "=", value, ": must be at least ", least));
 }
 
+template <typename T>
+absl::Status AtMost(const char* flag, T value, T most) {
+  if (value <= most) return absl::OkStatus();
+  return Invalid(absl::StrCat("--", flag, "=", value, ": must be at most ", most));
+}
+
 }  // namespace
 
 std::string UserPath(const std::string& path) {
@@ -141,7 +147,11 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   LOCKSTEP_RETURN_IF_ERROR(AtLeast("lr", c.lr, 0.));
   LOCKSTEP_RETURN_IF_ERROR(AtLeast("weight_decay", c.weight_decay, 0.));
   LOCKSTEP_RETURN_IF_ERROR(AtLeast("port", c.port, 0));
-  if (!std::isfinite(c.lr)) return Invalid(absl::StrCat("--lr=", c.lr, ": must be a finite number"));
+  LOCKSTEP_RETURN_IF_ERROR(AtMost("threads", c.threads, 1024));
+  LOCKSTEP_RETURN_IF_ERROR(AtMost("nproc_per_node", c.nproc_per_node, 1024));
+  LOCKSTEP_RETURN_IF_ERROR(AtMost("lr", c.lr, 3e38));  // floats hold no more
+  LOCKSTEP_RETURN_IF_ERROR(AtMost("weight_decay", c.weight_decay, 3e38));
+  if (c.master_addr.empty()) return Invalid("--master_addr: must name a host");
   if (c.port > 65535) return Invalid(absl::StrCat("--port=", c.port, ": must be at most 65535"));
   if (!(c.pixel_scale > 0) || !std::isfinite(c.pixel_scale)) {
     return Invalid(absl::StrCat("--pixel_scale=", c.pixel_scale, ": must be over 0"));

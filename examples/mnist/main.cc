@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "lockstep/base/malloc.h"
+#include "lockstep/comm/environment.h"
 #include "lockstep/examples/mnist/config.h"
 #include "lockstep/examples/mnist/run_folder.h"
 #include "lockstep/examples/mnist/train.h"
@@ -28,6 +29,7 @@ int Fail(const absl::Status& status) {
 
 /// Starts the ranks: this program again, with RANK and friends set.
 int Spawn(int argc, char** argv, const mnist::Config& config, int ranks) {
+  if (const absl::Status host = lockstep::CheckHostName(config.master_addr); !host.ok()) return Fail(host);
   const auto port = lockstep::ReservedPort::Reserve(config.port);
   if (!port.ok()) return Fail(port.status());
   lockstep::SpawnOptions options;

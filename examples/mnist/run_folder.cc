@@ -6,6 +6,9 @@
 #include <absl/time/clock.h>
 #include <absl/time/time.h>
 
+#include <fcntl.h>
+#include <sys/file.h>
+
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -94,6 +97,16 @@ absl::StatusOr<RunFolder> PlanRunFolder(const Config& config) {
 
 namespace {
 
+/// One run at a time in a folder. The lock is on the folder itself, leaves no file and ends with this process.
+absl::Status LockFolder(const std::string& folder) {
+  std::error_code ignored;
+  fs::create_directories(folder, ignored);
+  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0)
+    return absl::OkStatus();  // what is wrong with it shows when it is used
+  return absl::AlreadyExistsError(absl::StrCat("run folder ", folder, ": another run is using it"));
+}
+
 /// A run goes on with the data and the seed that it began with, or its test samples would come from the training part.
 absl::Status CheckSameData(const std::string& resume_path, const std::string& config_json) {
   std::ifstream file(fs::path(resume_path).replace_filename("config.json"));
@@ -121,6 +134,9 @@ absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const std::string&
     status = planned.status();
     if (status.ok()) {
       run = *std::move(planned);
+      status = LockFolder(run.folder);
+    }
+    if (status.ok()) {
       if (!run.resume_path.empty()) status = CheckSameData(run.resume_path, config_json);
     }
     // Whether they can be written to: better known now than after the first epoch.

@@ -194,7 +194,16 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   absl::Status loaded;
   if (rank == 0) {
     const auto best = lockstep::LoadPth(paths.best_path);
-    loaded = !best.ok() ? best.status() : lockstep::LoadModuleState(*best->find("model"), *model);
+    loaded = best.status();
+    if (loaded.ok()) {
+      const lockstep::Value* saved = best->find("model");
+      loaded = saved == nullptr ? absl::InvalidArgumentError("it has no 'model'")
+                                : lockstep::LoadModuleState(*saved, *model);
+      if (!loaded.ok()) {
+        loaded = absl::InvalidArgumentError(
+            absl::StrCat("checkpoint ", paths.best_path, ": ", std::string(loaded.message())));
+      }
+    }
   }
   LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(loaded, group));
   lockstep::BroadcastTensors(ddp.parameters(), group);

@@ -278,6 +278,9 @@ class BadInput(unittest.TestCase):
                            ("--epochs=0", "--epochs=0"), ("--lr=-1", "--lr=-1"), ("--lr=nan", "--lr=nan"),
                            ("--patience=0", "--patience=0"), ("--port=99999", "--port=99999"),
                            ("--gpu=x", "'x' is no device number"), ("--amp=fp8", "--amp=fp8"),
+                           ("--lr=1e308", "--lr=1e+308"), ("--threads=100000", "--threads=100000"),
+                           ("--nproc_per_node=5000", "--nproc_per_node=5000"), ("--master_addr=", "--master_addr"),
+                           ("--master_addr=no.such.host", "no.such.host can't be resolved"),
                            ("--pixel_scale=0", "--pixel_scale=0"), ("--backend=carrier-pigeon", "known: auto, gloo"),
                            ("--backend=mpi", "mpirun"), ("--backend=nccl", "nccl"), ("--nproc_per_node=-1", "--nproc_per_node=-1"),
                            ("--frobnicate", "frobnicate"), ("stray", "unexpected argument 'stray'"),
@@ -291,6 +294,31 @@ class BadInput(unittest.TestCase):
         env = {**ENV, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
         self.expect("the launcher started 2 ranks", "--nproc_per_node=3", env=env)
         self.expect("WORLD_SIZE is not set", env={**ENV, "RANK": "0"})
+
+    def test_a_rank_that_never_comes_is_named(self):
+        env = {**ENV, "RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost"}
+        with socket.create_server(("", 0)) as server:
+            env["MASTER_PORT"] = str(server.getsockname()[1])
+        self.expect("these did not come: 1, 2", "--timeout=3", env=env)
+        self.expect("no store at localhost", "--timeout=3", env={**env, "RANK": "1"})
+
+    def test_a_run_folder_in_use(self):
+        d = os.path.join(folder(), "run")
+        first = subprocess.Popen(command("--epochs=1000", "--patience=1000", "--run_dir=" + d), env=ENV, stdout=subprocess.PIPE, text=True)
+        while "run folder" not in first.stdout.readline():
+            self.assertIsNone(first.poll())
+        self.expect("run in it" if os.path.exists(d + "/metrics.jsonl") else "", "--run_dir=" + d)
+        while not os.path.exists(d + "/last.pt"):
+            self.assertIsNone(first.poll())
+        self.expect("another run is using it", "--resume=" + d)
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=20)
+
+    def test_standard_output_that_is_full(self):
+        with open("/dev/full", "w") as full:
+            result = subprocess.run(command("--epochs=1", "--run_dir=" + folder() + "/run"), env=ENV, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("standard output could not be written", result.stderr)
 
     def test_a_port_in_use(self):
         with socket.create_server(("", 0)) as server:
