@@ -4,7 +4,6 @@
 #include <absl/status/status.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -12,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/base/cores.h"
 #include "lockstep/launch/port.h"
 #include "lockstep/launch/spawn.h"
 
@@ -67,8 +67,7 @@ int main(int argc, char** argv) {
 
   lockstep::SpawnOptions options;
   if (values["nproc_per_node"] == "cpu" || values["nproc_per_node"] == "auto") {
-    cpu_set_t set;
-    options.num_ranks = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+    options.num_ranks = lockstep::AvailableCores();
   } else if (!absl::SimpleAtoi(values["nproc_per_node"], &options.num_ranks) || options.num_ranks < 1 ||
              options.num_ranks > 4096) {
     return Fail(absl::StrCat("--nproc_per_node=", values["nproc_per_node"], ": want a number from 1 to 4096, or cpu"));

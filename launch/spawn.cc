@@ -2,7 +2,6 @@
 
 #include <csignal>
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +13,8 @@
 #include <cstring>
 #include <ctime>
 
+#include "lockstep/base/cores.h"
+
 namespace lockstep {
 namespace {
 
@@ -22,11 +23,6 @@ using Clock = std::chrono::steady_clock;
 struct Child {
   pid_t pid = -1;  // -1 once it has ended
 };
-
-int Cores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
-}
 
 /// In the child: never returns.
 [[noreturn]] void Exec(const SpawnOptions& options, int rank, pid_t parent, const sigset_t& mask) {
@@ -43,7 +39,7 @@ int Cores() {
   set("MASTER_ADDR", options.master_addr);
   set("MASTER_PORT", std::to_string(options.master_port));
   unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // rank 0 holds the store, whatever launched us
-  const int threads = options.threads > 0 ? options.threads : std::max(1, Cores() / options.num_ranks);
+  const int threads = options.threads > 0 ? options.threads : std::max(1, AvailableCores() / options.num_ranks);
   setenv("OMP_NUM_THREADS", std::to_string(threads).c_str(), options.threads > 0 ? 1 : 0);
   if (rank != 0) {
     for (const auto& name : options.rank_zero_variables) unsetenv(name.c_str());

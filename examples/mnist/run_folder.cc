@@ -136,9 +136,7 @@ absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const std::string&
       run = *std::move(planned);
       status = LockFolder(run.folder);
     }
-    if (status.ok()) {
-      if (!run.resume_path.empty()) status = CheckSameData(run.resume_path, config_json);
-    }
+    if (status.ok() && !run.resume_path.empty()) status = CheckSameData(run.resume_path, config_json);
     // Whether they can be written to: better known now than after the first epoch.
     if (status.ok()) status = lockstep::AtomicFile(run.last_path).Open();
     if (status.ok()) status = lockstep::AtomicFile(run.best_path).Open();
