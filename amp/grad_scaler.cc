@@ -51,7 +51,7 @@ GradScaler::PerOptimizer& GradScaler::UnscaleOnce(torch::optim::Optimizer& optim
     at::_amp_foreach_non_finite_check_and_unscale_(grads, found, inv_scale.to(device));
     mine.found_inf += found.to(scale_.device());
   }
-  AllReduce(mine.found_inf, options_.group, c10d::ReduceOp(c10d::ReduceOp::MAX));
+  AllReduce(mine.found_inf, options_.group, c10d::ReduceOp::MAX);
   mine.stage = Stage::kUnscaled;
   return mine;
 }

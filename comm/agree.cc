@@ -3,6 +3,8 @@
 #include <absl/strings/cord.h>
 #include <absl/strings/str_cat.h>
 
+#include "lockstep/comm/texts.h"
+
 namespace lockstep {
 namespace {
 

@@ -2,11 +2,15 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <unistd.h>
+
 #include <chrono>
 #include <condition_variable>
+#include <fstream>
 #include <future>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/error_text.h"
@@ -20,7 +24,34 @@ constexpr auto kPeriod = std::chrono::milliseconds(250);
 constexpr auto kPatience = std::chrono::milliseconds(2000);
 constexpr char kFirstFailure[] = "first_failure";
 
+constexpr auto kDeadAfter = std::chrono::seconds(6);
+
 std::string BeatKey(int rank) { return "beat/" + std::to_string(rank); }
+std::string ProgressKey(int rank) { return "progress/" + std::to_string(rank); }
+std::string ProcessKey(int rank) { return "process/" + std::to_string(rank); }
+
+std::string FirstLineOf(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+/// What processes that see each other's numbers have in common.
+std::string PlaceOfProcesses() {
+  char name_space[64] = {};
+  const ssize_t length = readlink("/proc/self/ns/pid", name_space, sizeof(name_space) - 1);
+  return FirstLineOf("/proc/sys/kernel/random/boot_id") + (length > 0 ? name_space : "");
+}
+
+/// Whether the process, as its rank described it, is here and stopped by a signal or a debugger.
+bool IsStopped(const std::string& process) {
+  const size_t space = process.rfind(' ');
+  if (space == std::string::npos || process.substr(0, space) != PlaceOfProcesses()) return false;
+  const std::string status = FirstLineOf("/proc/" + process.substr(space + 1) + "/stat");  // "12 (name) T …"
+  const size_t end = status.rfind(')');
+  return end != std::string::npos && end + 2 < status.size() && (status[end + 2] == 'T' || status[end + 2] == 't');
+}
 
 }  // namespace
 
@@ -33,22 +64,65 @@ struct LivenessMonitor::State {
   std::condition_variable changed;
   bool stop = false;
   bool stopped = false;
+  uint64_t progress = 0, published = 0;
+  int watchers = 0;
+  bool fresh = false;  // they have just begun to watch
+  struct Seen {
+    int64_t count = -1;
+    Clock::time_point since;
+  };
+  std::vector<Seen> seen;  // by rank, while somebody watches; the heartbeat's thread alone
+  std::vector<int> gone;
 
   void Beat() {
     std::unique_lock<std::mutex> lock(mutex);
+    bool introduced = false;
     while (!stop) {
+      const uint64_t done = progress;
+      const bool publish = done != published, watch = watchers > 0;
+      if (std::exchange(fresh, false)) seen.assign(world_size, Seen());
       lock.unlock();
+      std::vector<int64_t> counts;
       try {
         const std::lock_guard<std::mutex> one(store_mutex);
+        if (!introduced) Set(ProcessKey(rank), PlaceOfProcesses() + " " + std::to_string(getpid()));
+        introduced = true;
+        if (publish) Set(ProgressKey(rank), std::to_string(done));
         store->add(BeatKey(rank), 1);
+        for (int r = 0; watch && r < world_size; ++r) counts.push_back(store->add(BeatKey(r), 0));
       } catch (const std::exception&) {
         // The store is slow, or gone because its rank is; in the latter case the next collective says so.
       }
+      const std::vector<int> silent = watch && counts.size() == seen.size() ? Silent(counts) : std::vector<int>();
       lock.lock();
+      published = done;
+      if (watch) gone = silent;
       changed.wait_for(lock, kPeriod, [this] { return stop; });
     }
     stopped = true;
     changed.notify_all();
+  }
+
+  void Set(const std::string& key, const std::string& value) {
+    store->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+  }
+
+  /// The heartbeat's thread: who has not counted for long, and is not just stopped.
+  std::vector<int> Silent(const std::vector<int64_t>& counts) {
+    std::vector<int> silent;
+    const auto now = Clock::now();
+    for (int r = 0; r < world_size; ++r) {
+      if (counts[r] != seen[r].count) seen[r] = {counts[r], now};
+      if (r == rank || now - seen[r].since < kDeadAfter) continue;
+      std::string process;
+      try {
+        const std::lock_guard<std::mutex> one(store_mutex);
+        if (store->check({ProcessKey(r)})) process = store->get_to_str(ProcessKey(r));
+      } catch (const std::exception&) {
+      }
+      if (!IsStopped(process)) silent.push_back(r);
+    }
+    return silent;
   }
 
   /// Every rank's count, and what the rank that failed first has said.
@@ -99,6 +173,7 @@ LivenessMonitor::LivenessMonitor(const c10::intrusive_ptr<c10d::Store>& store, i
   }
   state->rank = rank;
   state->world_size = world_size;
+  state->seen.resize(world_size);
   state_ = std::move(state);
   std::thread([state = state_] { state->Beat(); }).detach();
 }
@@ -132,9 +207,52 @@ std::string LivenessMonitor::Explain(const std::string& text, bool communication
   return line;
 }
 
+void LivenessMonitor::SetProgress(uint64_t sequence) {
+  if (!state_) return;
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->progress = sequence;
+}
+
+std::vector<int> LivenessMonitor::Behind(uint64_t sequence) {
+  std::vector<int> ranks;
+  if (!state_) return ranks;
+  try {
+    const std::lock_guard<std::mutex> one(state_->store_mutex);
+    for (int r = 0; r < state_->world_size; ++r) {
+      if (r == state_->rank) continue;
+      const bool known = state_->store->check({ProgressKey(r)});
+      if (!known || std::stoull(state_->store->get_to_str(ProgressKey(r))) < sequence) ranks.push_back(r);
+    }
+  } catch (const std::exception&) {
+    ranks.clear();
+  }
+  return ranks;
+}
+
+LivenessMonitor::Watch::Watch(LivenessMonitor& monitor) : state_(monitor.state_) {
+  if (!state_) return;
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  if (state_->watchers++ > 0) return;
+  // From now on; what the heartbeat's thread knows is old.
+  state_->gone.clear();
+  state_->fresh = true;
+}
+
+LivenessMonitor::Watch::~Watch() {
+  if (!state_) return;
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  --state_->watchers;
+}
+
+std::vector<int> LivenessMonitor::Watch::Gone() const {
+  if (!state_) return {};
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  return state_->gone;
+}
+
 bool IsCommunicationError(const std::string& text) {
   for (const char* sign : {"gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL", "ncclRemote",
-                           "Timed out", "timed out", "TCPStore", "recvValue failed", "sendBytes failed"}) {
+                           "Timed out", "timed out", "TCPStore", "shm: ", "recvValue failed", "sendBytes failed"}) {
     if (text.find(sign) != std::string::npos) return true;
   }
   return false;

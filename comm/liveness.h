@@ -2,8 +2,10 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
@@ -13,6 +15,8 @@ namespace lockstep {
 /// fails it leaves its reason in the store; a rank that was killed just stops counting. Nothing here waits for a store
 /// that does not answer for longer than a few seconds. Thread-safe.
 class LivenessMonitor {
+  struct State;
+
  public:
   /// `store` must be the store of the process group; null makes a monitor that knows nothing (a world of one).
   LivenessMonitor(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size);
@@ -25,8 +29,27 @@ class LivenessMonitor {
   /// own reason, or which rank went and why. The reason is left in the store for the others.
   std::string Explain(const std::string& reason, bool communication);
 
+  /// How many collectives this rank has begun; the others learn it with the next heartbeat.
+  void SetProgress(uint64_t sequence);
+  /// The ranks that have not begun as many, as far as is known; empty when the store doesn't answer.
+  std::vector<int> Behind(uint64_t sequence);
+
+  /// While one lives, the others' heartbeats are watched.
+  class Watch {
+   public:
+    explicit Watch(LivenessMonitor& monitor);
+    ~Watch();
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+    /// The ranks that have not counted for 6 seconds, but for those of this host that are stopped and not dead: those
+    /// may go on. Costs nothing.
+    std::vector<int> Gone() const;
+
+   private:
+    const std::shared_ptr<State> state_;
+  };
+
  private:
-  struct State;
   std::shared_ptr<State> state_;  // shared with threads that a silent store may hold up; null without a store
 };
 

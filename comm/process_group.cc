@@ -2,97 +2,194 @@
 
 #include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <set>
 
 #include "lockstep/base/error_text.h"
 #include "lockstep/base/status_macros.h"
+#include "lockstep/comm/backend_choice.h"
 #include "lockstep/comm/environment.h"
 #include "lockstep/comm/gloo/gloo.h"
 #include "lockstep/comm/nccl/nccl.h"
 #include "lockstep/comm/rendezvous.h"
+#include "lockstep/comm/shm/shm_backend.h"
+#include "lockstep/comm/watched_backend.h"
 
 #include "lockstep/base/logging.h"
 
 namespace lockstep {
+namespace {
 
-absl::Status ValidateBackend(const std::string& backend, bool cuda) {
-  if (backend == "mpi") {
-    return absl::InvalidArgumentError(
-        "backend mpi: not offered; start the ranks with mpirun instead, giving each RANK, WORLD_SIZE, MASTER_ADDR and "
-        "MASTER_PORT, for example: mpirun -n 2 sh -c 'RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE "
-        "MASTER_ADDR=localhost MASTER_PORT=29500 exec ./trainer --backend=gloo'");
-  }
-  if (backend != "auto" && backend != "gloo" && backend != "nccl") {
-    return absl::InvalidArgumentError(absl::StrCat("backend ", backend, ": unknown; known: auto, gloo, nccl"));
-  }
-  if (backend == "nccl" && !HasNccl()) {
-    return absl::FailedPreconditionError(
-        "backend nccl: this program was built without CUDA; build it with --config=cuda");
-  }
-  if (backend == "nccl" && !cuda) {
-    return absl::InvalidArgumentError("backend nccl: it moves CUDA tensors only, and this run is on the CPU; use gloo");
-  }
-  return absl::OkStatus();
+using BackendType = c10d::ProcessGroup::BackendType;
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+/// Where the store is, as the user gave it; empty when it is no TCP store.
+std::string HostOf(StorePtr store) {
+  while (auto* prefix = dynamic_cast<c10d::PrefixStore*>(store.get())) store = prefix->getUnderlyingStore();
+  auto* tcp = dynamic_cast<c10d::TCPStore*>(store.get());
+  return tcp == nullptr ? "" : tcp->getHost();
 }
+
+/// Makes the backends of one group.
+class Maker {
+ public:
+  Maker(StorePtr store, int rank, int world_size, const ProcessGroupOptions& options)
+      : store_(std::move(store)), rank_(rank), world_size_(world_size), options_(options) {}
+
+  absl::StatusOr<ProcessGroupPtr> Make(const BackendChoice& choice) {
+    auto group = c10::make_intrusive<c10d::ProcessGroup>(store_, rank_, world_size_);
+    std::string why_not_shm;
+    if (choice.cpu != "gloo") {
+      LOCKSTEP_ASSIGN_OR_RETURN(const bool shm, TakeShm(choice, *group, &why_not_shm));
+      if (shm) why_not_shm.clear();
+    }
+    const bool shm = choice.cpu != "gloo" && why_not_shm.empty();
+    if (!shm) group->setBackend(c10::kCPU, BackendType::GLOO, Gloo());
+    group->setDefaultBackend(shm ? BackendType::CUSTOM : BackendType::GLOO);
+    if (choice.cuda == "gloo") group->setBackend(c10::kCUDA, BackendType::GLOO, Gloo());
+    if (choice.cuda == "nccl") {
+      LOCKSTEP_ASSIGN_OR_RETURN(BackendPtr nccl,
+                                MakeNcclBackend(Prefixed("nccl"), rank_, world_size_, options_.timeout));
+      group->setBackend(c10::kCUDA, BackendType::NCCL, Watched(std::move(nccl), "nccl"));
+      group->setDefaultBackend(BackendType::NCCL);
+    }
+    if (rank_ == 0) {
+      LOG(INFO) << "process group of " << world_size_ << " ranks: CPU tensors over " << (shm ? "shm" : "gloo")
+                << (choice.cuda.empty() ? "" : ", CUDA tensors over " + choice.cuda)
+                << (why_not_shm.empty() ? "" : "; no shared memory: " + why_not_shm);
+    }
+    return group;
+  }
+
+ private:
+  StorePtr Prefixed(const std::string& name) const { return c10::make_intrusive<c10d::PrefixStore>(name, store_); }
+
+  /// Whether the ranks share memory; then the group has its shm backend.
+  absl::StatusOr<bool> TakeShm(const BackendChoice& choice, c10d::ProcessGroup& group, std::string* why_not) {
+    ShmBackendOptions options;
+    options.timeout = options_.timeout;
+    options.check_shapes = options_.check_collectives;
+    options.recorder = options_.recorder;
+    auto shm = MakeShmBackend(Prefixed("shm"), rank_, world_size_, options);
+    if (shm.ok()) {
+      group.setBackend(c10::kCPU, BackendType::CUSTOM, *shm);
+      return true;
+    }
+    // All ranks have the same answer.
+    if (choice.cpu == "shm" || !absl::IsFailedPrecondition(shm.status())) return shm.status();
+    *why_not = std::string(shm.status().message());
+    return false;
+  }
+
+  BackendPtr Gloo() {
+    if (!gloo_) {
+      gloo_ = Watched(MakeGlooBackend(Prefixed("gloo"), rank_, world_size_, options_.timeout,
+                                      IsLoopback(HostOf(store_)) ? "127.0.0.1" : ""),
+                      "gloo");
+    }
+    return gloo_;
+  }
+
+  BackendPtr Watched(BackendPtr backend, const std::string& name) {
+    if (options_.check_collectives) {
+      // The comparison itself goes over a Gloo of its own, on which nothing hangs when the collectives differ.
+      backend =
+          CheckCollectives(backend, MakeGlooBackend(Prefixed("check_" + name), rank_, world_size_, options_.timeout,
+                                                    IsLoopback(HostOf(store_)) ? "127.0.0.1" : ""));
+    }
+    return WatchBackend(std::move(backend), Prefixed("watch_" + name), options_.timeout, options_.recorder);
+  }
+
+  const StorePtr store_;
+  const int rank_, world_size_;
+  const ProcessGroupOptions& options_;
+  BackendPtr gloo_;
+};
+
+absl::StatusOr<ProcessGroupPtr> MakeGroup(const StorePtr& store, int rank, int world_size,
+                                          const ProcessGroupOptions& options) {
+  LOCKSTEP_ASSIGN_OR_RETURN(const BackendChoice choice, ParseBackend(options.backend, options.cuda));
+  // Who has come, for the error when somebody does not.
+  const auto here = c10::make_intrusive<c10d::PrefixStore>("here", store);
+  absl::StatusOr<ProcessGroupPtr> group = absl::UnknownError("");
+  try {
+    here->set(std::to_string(rank), std::vector<uint8_t>{1});
+    group = Maker(store, rank, world_size, options).Make(choice);
+  } catch (const std::exception& e) {
+    group = absl::UnavailableError(FirstLine(e.what()));
+  }
+  if (!absl::IsUnavailable(group.status())) return group;
+  std::string missing;
+  try {
+    for (int r = 0; r < world_size; ++r) {
+      if (!here->check({std::to_string(r)})) absl::StrAppend(&missing, missing.empty() ? "" : ", ", r);
+    }
+  } catch (const std::exception&) {
+    missing.clear();  // the store is gone too
+  }
+  if (!missing.empty()) {
+    return absl::UnavailableError(
+        absl::StrCat("process group: of ", world_size, " ranks these did not come: ", missing));
+  }
+  return absl::UnavailableError(absl::StrCat("process group: rank ", rank, " of ", world_size,
+                                             " could not join: ", std::string(group.status().message())));
+}
+
+}  // namespace
 
 absl::StatusOr<ProcessGroupPtr> InitProcessGroup(const ProcessGroupOptions& options) {
   LOCKSTEP_RETURN_IF_ERROR(ValidateBackend(options.backend, options.cuda));
-  Rendezvous place;
   if (options.store) {
-    place = {options.store, options.rank, options.world_size, ""};
-    if (place.world_size < 1 || place.rank < 0 || place.rank >= place.world_size) {
-      return absl::InvalidArgumentError(absl::StrCat("process group: with a store of your own, rank (", place.rank,
-                                                     ") and world_size (", place.world_size, ") must be given"));
+    if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size) {
+      return absl::InvalidArgumentError(absl::StrCat("process group: with a store of your own, rank (", options.rank,
+                                                     ") and world_size (", options.world_size, ") must be given"));
     }
-    if (place.world_size == 1) return ProcessGroupPtr();
-  } else {
-    int world_size = options.world_size;
-    if (world_size < 0 && options.init_method == "env://") {
-      LOCKSTEP_ASSIGN_OR_RETURN(DistributedEnvironment env, ReadEnvironment());
-      world_size = env.world_size;
-    }
-    if (world_size == 1) return ProcessGroupPtr();
-    LOCKSTEP_ASSIGN_OR_RETURN(place,
-                              OpenRendezvous(options.init_method, options.rank, options.world_size, options.timeout));
-    if (place.world_size == 1) return ProcessGroupPtr();
+    if (options.world_size == 1) return ProcessGroupPtr();
+    return MakeGroup(options.store, options.rank, options.world_size, options);
   }
+  int world_size = options.world_size;
+  if (world_size < 0 && options.init_method == "env://") {
+    LOCKSTEP_ASSIGN_OR_RETURN(DistributedEnvironment env, ReadEnvironment());
+    world_size = env.world_size;
+  }
+  if (world_size == 1) return ProcessGroupPtr();
+  LOCKSTEP_ASSIGN_OR_RETURN(const Rendezvous place,
+                            OpenRendezvous(options.init_method, options.rank, options.world_size, options.timeout));
+  if (place.world_size == 1) return ProcessGroupPtr();
+  return MakeGroup(place.store, place.rank, place.world_size, options);
+}
 
-  // Who has come, for the error when somebody does not.
-  const auto here = c10::make_intrusive<c10d::PrefixStore>("here", place.store);
-  const bool nccl = options.backend == "nccl" || (options.backend == "auto" && options.cuda && HasNccl());
-  try {
-    here->set(std::to_string(place.rank), std::vector<uint8_t>{1});
-    auto group = c10::make_intrusive<c10d::ProcessGroup>(place.store, place.rank, place.world_size);
-    group->setDefaultBackend(nccl ? c10d::ProcessGroup::BackendType::NCCL : c10d::ProcessGroup::BackendType::GLOO);
-    const auto gloo = MakeGlooBackend(c10::make_intrusive<c10d::PrefixStore>("gloo", place.store), place.rank,
-                                      place.world_size, options.timeout, IsLoopback(place.host) ? "127.0.0.1" : "");
-    group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
-    if (nccl) {
-      LOCKSTEP_ASSIGN_OR_RETURN(auto backend,
-                                MakeNcclBackend(c10::make_intrusive<c10d::PrefixStore>("nccl", place.store), place.rank,
-                                                place.world_size, options.timeout));
-      group->setBackend(c10::kCUDA, c10d::ProcessGroup::BackendType::NCCL, backend);
-    } else if (options.cuda) {
-      group->setBackend(c10::kCUDA, c10d::ProcessGroup::BackendType::GLOO, gloo);
-    }
-    VLOG(1) << "rank " << place.rank << " of " << place.world_size << ": process group ready";
-    return group;
-  } catch (const std::exception& e) {
-    std::string missing;
-    try {
-      for (int rank = 0; rank < place.world_size; ++rank) {
-        if (!here->check({std::to_string(rank)})) absl::StrAppend(&missing, missing.empty() ? "" : ", ", rank);
-      }
-    } catch (const std::exception&) {
-      missing.clear();  // the store is gone too
-    }
-    if (!missing.empty()) {
-      return absl::UnavailableError(
-          absl::StrCat("process group: of ", place.world_size, " ranks these did not come: ", missing));
-    }
-    return absl::UnavailableError(absl::StrCat("process group: rank ", place.rank, " of ", place.world_size,
-                                               " could not join: ", FirstLine(e.what())));
+absl::StatusOr<ProcessGroupPtr> NewSubGroup(const ProcessGroupPtr& parent, const std::vector<int>& ranks,
+                                            ProcessGroupOptions options) {
+  const std::string list = absl::StrJoin(ranks, ",");
+  const auto wrong = [&](const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrCat("sub-group of ranks ", list, ": ", what));
+  };
+  LOCKSTEP_RETURN_IF_ERROR(ValidateBackend(options.backend, options.cuda));
+  const int world = GetWorldSize(parent), rank = GetRank(parent);
+  for (int r : ranks) {
+    if (r < 0 || r >= world) return wrong(absl::StrCat("rank ", r, " in a group of ", world));
   }
+  if (std::set<int>(ranks.begin(), ranks.end()).size() != ranks.size()) return wrong("a rank is there twice");
+  const auto mine = std::find(ranks.begin(), ranks.end(), rank);
+  if (mine == ranks.end()) return wrong(absl::StrCat("rank ", rank, " is not in it"));
+  if (ranks.size() == 1) return ProcessGroupPtr();
+  int64_t times = 0;
+  try {  // how often this rank has made a group of these ranks, which is the same for all of them
+    times = parent->getStore()->add(absl::StrCat("sub_groups/", list, "/", rank), 1);
+  } catch (const std::exception& e) {
+    return absl::UnavailableError(absl::StrCat("sub-group of ranks ", list, ": ", FirstLine(e.what())));
+  }
+  options.store =
+      c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("sub_group/", list, "/", times), parent->getStore());
+  options.rank = static_cast<int>(mine - ranks.begin());
+  options.world_size = static_cast<int>(ranks.size());
+  return InitProcessGroup(options);
 }
 
 void DestroyProcessGroup(ProcessGroupPtr& group) {

@@ -22,6 +22,15 @@ at::Tensor Alias(const at::Tensor& flat, int64_t offset, const at::Tensor& like)
   return at::empty({0}, flat.options()).set_(flat.storage(), flat.storage_offset() + offset, like.sizes(), strides);
 }
 
+/// Zeros; in memory that the backend can communicate without a copy, if it has such.
+at::Tensor NewBucket(int64_t elements, at::TensorOptions options, const ProcessGroupPtr& group) {
+  options = options.requires_grad(false).memory_format(std::nullopt);
+  const auto backend = group->getBackend(options.device().type());
+  const auto index = options.device().has_index() ? options.device().index() : c10::DeviceIndex(0);
+  if (!backend->supportsTensorAlloc(index)) return at::zeros({elements}, options);
+  return backend->allocateTensor(elements, options).zero_();
+}
+
 }  // namespace
 
 BucketedReducer::BucketedReducer(std::vector<NamedParameter> parameters, ProcessGroupPtr group,
@@ -83,8 +92,7 @@ void BucketedReducer::BuildBuckets(const BucketedReducerOptions& options) {
     int64_t total = 0;
     for (size_t i : members) total += slots_[i].named.parameter.numel();
     Bucket bucket;
-    bucket.flat = at::zeros(
-        {total}, slots_[members.front()].named.parameter.options().requires_grad(false).memory_format(std::nullopt));
+    bucket.flat = NewBucket(total, slots_[members.front()].named.parameter.options(), group_);
     int64_t offset = 0;
     for (size_t i : members) {
       slots_[i].bucket = buckets_.size();

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include "lockstep/comm/texts.h"
+
 namespace lockstep {
 
 void CheckParametersAgree(const std::vector<NamedParameter>& parameters, const ProcessGroupPtr& group) {

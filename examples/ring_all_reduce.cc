@@ -48,7 +48,7 @@ void PrintBlocks(const std::string& title, const at::Tensor& blocks, const Proce
 /// The most that any rank has sent and received.
 int64_t Busiest(const lockstep::Traffic& traffic, const ProcessGroupPtr& group) {
   at::Tensor bytes = at::scalar_tensor(traffic.bytes_sent + traffic.bytes_received, at::kLong);
-  lockstep::AllReduce(bytes, group, c10d::ReduceOp(c10d::ReduceOp::MAX));
+  lockstep::AllReduce(bytes, group, c10d::ReduceOp::MAX);
   return bytes.item<int64_t>();
 }
 

@@ -6,6 +6,8 @@
 #include <sstream>
 #include <vector>
 
+#include "lockstep/comm/texts.h"
+
 namespace lockstep {
 
 void MetricSums::Add(const std::string& name, const at::Tensor& sum) {

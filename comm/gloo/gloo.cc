@@ -1,6 +1,7 @@
 #include "lockstep/comm/gloo/gloo.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupWrapper.hpp>
 
 #include <cstdlib>
 #include <sstream>
@@ -23,6 +24,11 @@ c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d:
     options->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
   }
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options);
+}
+
+c10::intrusive_ptr<c10d::Backend> CheckCollectives(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                                   const c10::intrusive_ptr<c10d::Backend>& gloo) {
+  return c10::make_intrusive<c10d::ProcessGroupWrapper>(backend, gloo);
 }
 
 }  // namespace lockstep

@@ -16,4 +16,9 @@ c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d:
                                                   int world_size, std::chrono::milliseconds timeout,
                                                   const std::string& host = "");
 
+/// LibTorch's wrapper around `backend` that compares, before each collective, operation, shapes, dtypes and devices
+/// over all ranks, and throws an error that names what differs. `gloo` is a Gloo backend of the wrapper's own.
+c10::intrusive_ptr<c10d::Backend> CheckCollectives(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                                   const c10::intrusive_ptr<c10d::Backend>& gloo);
+
 }  // namespace lockstep

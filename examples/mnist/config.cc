@@ -16,7 +16,7 @@
 #include <system_error>
 
 #include "lockstep/base/status_macros.h"
-#include "lockstep/comm/process_group.h"
+#include "lockstep/comm/backend_choice.h"
 #include "lockstep/launch/devices.h"
 
 // The flags of the job, with its defaults; only --epochs, --lr, --pt_path and the data differ, for a first run to be
@@ -40,7 +40,7 @@ ABSL_FLAG(std::string, pt_path, "",
           ".pt; default: the run's folder");
 ABSL_FLAG(int, patience, 5, "validations without a better accuracy until training stops");
 ABSL_FLAG(int, nproc_per_node, 0, "processes to start; 0: one per device, or 2 on the CPU");
-ABSL_FLAG(std::string, backend, "auto", "auto, gloo or nccl");
+ABSL_FLAG(std::string, backend, "auto", "auto, shm, gloo, nccl, or one per device as in cpu:shm,cuda:nccl");
 ABSL_FLAG(std::string, amp, "auto", "mixed precision: auto (fp16 on CUDA, off on the CPU), off, bf16 or fp16");
 ABSL_FLAG(bool, sync_batch_norm, true, "batch norm over the batches of all ranks");
 ABSL_FLAG(std::string, run_dir, "", "folder for metrics, configuration and checkpoints; default: runs/<time>");
@@ -49,6 +49,10 @@ ABSL_FLAG(int, log_every, 0, "print a line every N steps from every rank, instea
 ABSL_FLAG(double, pixel_scale, 255, "pixels are divided by this");
 ABSL_FLAG(int, threads, 0, "threads per rank; 0: OMP_NUM_THREADS, or cores / ranks of this host");
 ABSL_FLAG(double, timeout, 1800, "seconds that the start and any collective may take");
+ABSL_FLAG(bool, check_collectives, false, "compare, before each collective, what the ranks are about to do");
+ABSL_FLAG(std::string, flight_recorder, "",
+          "folder where each rank writes its last collectives when one fails, or on SIGUSR2; read them with "
+          "//comm:flight_report");
 
 namespace mnist {
 namespace {
@@ -119,6 +123,8 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   c.pixel_scale = absl::GetFlag(FLAGS_pixel_scale);
   c.threads = absl::GetFlag(FLAGS_threads);
   c.timeout_seconds = absl::GetFlag(FLAGS_timeout);
+  c.check_collectives = absl::GetFlag(FLAGS_check_collectives);
+  c.flight_recorder = UserPath(absl::GetFlag(FLAGS_flight_recorder));
 
   const std::string file = absl::GetFlag(FLAGS_mnist_file_path), folder = absl::GetFlag(FLAGS_data_dir);
   if (!file.empty() && !folder.empty()) return Invalid("--mnist_file_path and --data_dir: give one of them, not both");
@@ -235,6 +241,8 @@ std::string ConfigJson(const Config& c, const Plan& plan) {
   json["log_every"] = c.log_every;
   json["threads"] = c.threads;
   json["timeout"] = c.timeout_seconds;
+  json["check_collectives"] = c.check_collectives;
+  json["flight_recorder"] = c.flight_recorder;
   return json.dump(2) + "\n";
 }
 

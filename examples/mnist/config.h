@@ -18,8 +18,8 @@ struct Config {
   bool lr_given, weight_decay_given;  ///< On the command line; a resumed run keeps its own otherwise.
   uint64_t seed;
   std::string data;  ///< A CSV file or a folder of IDX files.
-  std::string master_addr, pt_path, run_dir, resume, backend, amp;
-  bool sync_batch_norm;
+  std::string master_addr, pt_path, run_dir, resume, backend, amp, flight_recorder;
+  bool sync_batch_norm, check_collectives;
   double timeout_seconds;
 };
 

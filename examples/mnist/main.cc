@@ -5,11 +5,14 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
+#include <memory>
 #include <optional>
 
 #include "lockstep/base/malloc.h"
 #include "lockstep/comm/environment.h"
+#include "lockstep/comm/flight_recorder.h"
 #include "lockstep/examples/mnist/config.h"
 #include "lockstep/examples/mnist/run_folder.h"
 #include "lockstep/examples/mnist/train.h"
@@ -65,6 +68,11 @@ int main(int argc, char** argv) {
   options.backend = config->backend;
   options.cuda = plan->cuda;
   options.timeout = std::chrono::milliseconds(static_cast<int64_t>(config->timeout_seconds * 1000));
+  options.check_collectives = config->check_collectives;
+  if (!config->flight_recorder.empty()) {
+    options.recorder = std::make_shared<lockstep::FlightRecorder>(env.rank, env.world_size, config->flight_recorder);
+    lockstep::DumpFlightRecordersOnSignal(SIGUSR2);
+  }
   return lockstep::RankMain(options, [&](const lockstep::ProcessGroupPtr& group) -> absl::Status {
     const auto run = mnist::OpenRunFolder(*config, mnist::ConfigJson(*config, *plan), group);
     if (!run.ok()) return run.status();

@@ -17,6 +17,7 @@
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/comm/agree.h"
+#include "lockstep/comm/texts.h"
 
 namespace mnist {
 namespace {

@@ -13,6 +13,7 @@
 #include "lockstep/comm/agree.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/environment.h"
+#include "lockstep/comm/texts.h"
 #include "lockstep/launch/port.h"
 
 namespace lockstep {
@@ -106,7 +107,7 @@ TEST(ProcessGroup, NamesWhatIsWrong) {
   options.backend = "mpi";
   ExpectError(options, "start the ranks with mpirun");
   options.backend = "smoke";
-  ExpectError(options, "backend smoke: unknown; known: auto, gloo, nccl");
+  ExpectError(options, "backend smoke: unknown; known: auto, shm, gloo, nccl, or one per device as in cpu:shm,cuda:nccl");
   options.backend = "gloo";
   options.init_method = "udp://x";
   ExpectError(options, "unknown method; known: env://");

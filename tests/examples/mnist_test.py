@@ -281,7 +281,7 @@ class BadInput(unittest.TestCase):
                            ("--lr=1e308", "--lr=1e+308"), ("--threads=100000", "--threads=100000"),
                            ("--nproc_per_node=5000", "--nproc_per_node=5000"), ("--master_addr=", "--master_addr"),
                            ("--master_addr=no.such.host", "no.such.host can't be resolved"),
-                           ("--pixel_scale=0", "--pixel_scale=0"), ("--backend=carrier-pigeon", "known: auto, gloo"),
+                           ("--pixel_scale=0", "--pixel_scale=0"), ("--backend=carrier-pigeon", "known: auto, shm, gloo"),
                            ("--backend=mpi", "mpirun"), ("--backend=nccl", "nccl"), ("--nproc_per_node=-1", "--nproc_per_node=-1"),
                            ("--frobnicate", "frobnicate"), ("stray", "unexpected argument 'stray'"),
                            ("--data_dir=/tmp", "give one of them")):

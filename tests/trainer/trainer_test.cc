@@ -17,6 +17,7 @@
 #include "lockstep/checkpoint/early_stopping.h"
 #include "lockstep/checkpoint/pth.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/comm/texts.h"
 #include "lockstep/data/tensor_loader.h"
 #include "lockstep/ddp/distributed_data_parallel.h"
 #include "lockstep/samplers/distributed_sampler.h"

@@ -1,0 +1,395 @@
+#include "lockstep/comm/shm/internal/mailbox.h"
+
+#include <absl/strings/str_cat.h>
+#include <c10/util/Exception.h>
+#include <c10/util/thread_name.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+namespace lockstep::shm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Between two looks at who is gone and what is late.
+constexpr auto kLook = std::chrono::milliseconds(100);
+
+/// As much as fits; the number of bytes.
+uint64_t Write(Pipe& pipe, const char* data, uint64_t bytes) {
+  const uint64_t written = pipe.written.load(std::memory_order_relaxed);
+  const uint64_t room = kPipeBytes - (written - pipe.read.load(std::memory_order_acquire));
+  bytes = std::min(bytes, room);
+  const uint64_t at = written % kPipeBytes, first = std::min(bytes, kPipeBytes - at);
+  std::memcpy(pipe.bytes + at, data, first);
+  std::memcpy(pipe.bytes, data + first, bytes - first);
+  pipe.written.store(written + bytes, std::memory_order_release);
+  return bytes;
+}
+
+uint64_t Read(Pipe& pipe, char* data, uint64_t bytes) {
+  const uint64_t read = pipe.read.load(std::memory_order_relaxed);
+  bytes = std::min(bytes, pipe.written.load(std::memory_order_acquire) - read);
+  const uint64_t at = read % kPipeBytes, first = std::min(bytes, kPipeBytes - at);
+  std::memcpy(data, pipe.bytes + at, first);
+  std::memcpy(data + first, pipe.bytes, bytes - first);
+  pipe.read.store(read + bytes, std::memory_order_release);
+  return bytes;
+}
+
+}  // namespace
+
+struct Mailbox::Header {
+  int64_t bytes = 0;
+  int32_t tag = 0;
+  int32_t dtype = 0;
+};
+
+/// A message on its way in: to the tensor that waits for it, or to memory of its own.
+struct Mailbox::Message {
+  Header header;
+  uint64_t header_bytes = 0;  ///< Received so far.
+  int64_t body_bytes = 0;
+  c10::intrusive_ptr<Transfer> receiver;
+  std::vector<char> body;
+  bool whole() const { return header_bytes == sizeof(Header) && body_bytes == header.bytes; }
+};
+
+class Mailbox::Transfer : public c10d::Work {
+ public:
+  Transfer(Mailbox& mailbox, int rank, c10d::OpType operation, at::Tensor data, int other, int tag_,
+           std::chrono::milliseconds timeout)
+      : Work(rank, operation),
+        tensor(std::move(data)),
+        peer(other),
+        tag(tag_),
+        limit(timeout),
+        deadline(Clock::now() + timeout),
+        mailbox_(mailbox) {}
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    mailbox_.RunUntil(*this, timeout);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (exception_) std::rethrow_exception(exception_);
+    return true;
+  }
+  bool isCompleted() override { return done.load(std::memory_order_acquire); }
+  bool isSuccess() const override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return completed_ && !exception_;
+  }
+  int sourceRank() const override { return peer; }
+  std::vector<at::Tensor> result() override { return {tensor}; }
+  void synchronize() override {}
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!future_) {
+      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+      if (completed_) Tell();
+    }
+    return future_;
+  }
+
+  void Finish(std::exception_ptr error) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (completed_) return;  // it failed before its message was whole
+      completed_ = true;
+      exception_ = std::move(error);
+      done.store(true, std::memory_order_release);
+      if (future_) Tell();
+    }
+    cv_.notify_all();
+  }
+  void Fail(const std::string& why) {
+    try {
+      TORCH_CHECK_WITH(DistBackendError, false, "shm: ", Name(), why);
+    } catch (...) {
+      Finish(std::current_exception());
+    }
+  }
+  std::string Name() const {
+    return absl::StrCat(c10d::opTypeToString(opType_), opType_ == c10d::OpType::SEND ? " to rank " : " from ",
+                        opType_ == c10d::OpType::SEND ? ""
+                        : peer < 0                    ? "any rank"
+                                                      : "rank ",
+                        peer < 0 ? "" : std::to_string(peer), " (tag ", tag, ", ", c10::toString(tensor.scalar_type()),
+                        ", ", tensor.numel(), " elements)");
+  }
+
+  const at::Tensor tensor;
+  int peer;  ///< Under the mailbox's mutex until it is done.
+  const int tag;
+  const std::chrono::milliseconds limit;
+  const Clock::time_point deadline;
+  uint64_t moved = 0;    ///< Of a send: bytes, with the header.
+  bool matched = false;  ///< Of a receive: its message has begun to come.
+  bool over = false;     ///< Nothing is left to move. A send that failed half-way goes on, for the sake of the next.
+  std::atomic<bool> done{false};
+
+ private:
+  void Tell() {
+    if (exception_) {
+      future_->setError(exception_);
+    } else {
+      future_->markCompleted(std::vector<at::Tensor>{tensor});
+    }
+  }
+  Mailbox& mailbox_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+Mailbox::Mailbox(Peers& peers) : peers_(peers), arriving_(peers.size()), arrived_(peers.size()) {}
+
+Mailbox::~Mailbox() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  peers_.mine().mail.Bump();
+  if (thread_.joinable()) thread_.join();
+}
+
+c10::intrusive_ptr<c10d::Work> Mailbox::Send(const at::Tensor& tensor, int to, int tag,
+                                             std::chrono::milliseconds timeout) {
+  return Begin(c10::make_intrusive<Transfer>(*this, peers_.rank(), c10d::OpType::SEND, tensor, to, tag, timeout));
+}
+
+c10::intrusive_ptr<c10d::Work> Mailbox::Receive(const at::Tensor& tensor, int from, int tag,
+                                                std::chrono::milliseconds timeout) {
+  const auto operation = from < 0 ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
+  return Begin(c10::make_intrusive<Transfer>(*this, peers_.rank(), operation, tensor, from, tag, timeout));
+}
+
+c10::intrusive_ptr<c10d::Work> Mailbox::Begin(c10::intrusive_ptr<Transfer> transfer) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    (transfer->retrieveOpType() == c10d::OpType::SEND ? sends_ : receives_).push_back(transfer);
+    Progress();
+    if (!transfer->done.load() && !thread_.joinable()) thread_ = std::thread([this] { ThreadMain(); });
+  }
+  wake_.notify_one();
+  return transfer;
+}
+
+bool Mailbox::ProgressSend(Transfer& transfer) {
+  Pipe& pipe = peers_.mine().pipes()[transfer.peer];
+  const Header header{static_cast<int64_t>(transfer.tensor.nbytes()), transfer.tag,
+                      static_cast<int32_t>(transfer.tensor.scalar_type())};
+  const uint64_t before = transfer.moved, all = sizeof(header) + static_cast<uint64_t>(header.bytes);
+  if (transfer.moved < sizeof(header)) {
+    transfer.moved +=
+        Write(pipe, reinterpret_cast<const char*>(&header) + transfer.moved, sizeof(header) - transfer.moved);
+  }
+  if (transfer.moved >= sizeof(header)) {
+    const uint64_t body = transfer.moved - sizeof(header);
+    transfer.moved += Write(pipe, static_cast<const char*>(transfer.tensor.data_ptr()) + body, all - transfer.moved);
+  }
+  if (transfer.moved != before) peers_.memory(transfer.peer).mail.Bump();
+  if (transfer.moved == all) {
+    transfer.over = true;
+    transfer.Finish(nullptr);
+  }
+  return transfer.moved != before;
+}
+
+/// Takes what `from` has sent, whoever it is for.
+bool Mailbox::Pump(int from) {
+  Pipe& pipe = peers_.memory(from).pipes()[peers_.rank()];
+  bool moved = false;
+  while (true) {
+    std::unique_ptr<Message>& message = arriving_[from];
+    uint64_t bytes = 0;
+    if (!message) message = std::make_unique<Message>();
+    if (message->header_bytes < sizeof(Header)) {
+      bytes = Read(pipe, reinterpret_cast<char*>(&message->header) + message->header_bytes,
+                   sizeof(Header) - message->header_bytes);
+      message->header_bytes += bytes;
+      if (message->header_bytes == sizeof(Header)) {
+        // To the first receive that fits, else to be put aside.
+        for (const auto& transfer : receives_) {
+          if (!transfer->matched && !transfer->done.load() && transfer->tag == message->header.tag &&
+              (transfer->peer == from || transfer->peer < 0)) {
+            transfer->matched = true;
+            transfer->peer = from;
+            message->receiver = transfer;
+            break;
+          }
+        }
+        const bool fits =
+            message->receiver && message->header.bytes == static_cast<int64_t>(message->receiver->tensor.nbytes());
+        if (!fits) message->body.resize(static_cast<size_t>(message->header.bytes));
+      }
+    }
+    if (message->header_bytes == sizeof(Header) && !message->whole()) {
+      char* to =
+          !message->body.empty() ? message->body.data() : static_cast<char*>(message->receiver->tensor.data_ptr());
+      const uint64_t part =
+          Read(pipe, to + message->body_bytes, static_cast<uint64_t>(message->header.bytes - message->body_bytes));
+      message->body_bytes += static_cast<int64_t>(part);
+      bytes += part;
+    }
+    moved |= bytes > 0;
+    if (!message->whole()) {
+      if (bytes > 0) continue;
+      break;
+    }
+    if (!message->receiver) {
+      arrived_[from].push_back(std::move(message));
+    } else {
+      const c10::intrusive_ptr<Transfer> receiver = message->receiver;
+      const Header header = message->header;
+      message.reset();
+      Transfer& transfer = *receiver;
+      if (header.bytes != static_cast<int64_t>(transfer.tensor.nbytes()) ||
+          header.dtype != static_cast<int32_t>(transfer.tensor.scalar_type())) {
+        transfer.Fail(absl::StrCat(": rank ", from, " sent ", header.bytes, " bytes of ",
+                                   c10::toString(static_cast<c10::ScalarType>(header.dtype))));
+      } else {
+        transfer.Finish(nullptr);
+      }
+    }
+  }
+  if (moved) peers_.memory(from).mail.Bump();
+  return moved;
+}
+
+/// Looks among what was put aside.
+bool Mailbox::ProgressReceive(Transfer& transfer) {
+  if (transfer.matched) return false;
+  for (int from = 0; from < peers_.size(); ++from) {
+    if (transfer.peer >= 0 && transfer.peer != from) continue;
+    for (auto message = arrived_[from].begin(); message != arrived_[from].end(); ++message) {
+      const Header header = (*message)->header;
+      if (header.tag != transfer.tag) continue;
+      transfer.matched = true;
+      transfer.peer = from;
+      if (header.bytes != static_cast<int64_t>(transfer.tensor.nbytes()) ||
+          header.dtype != static_cast<int32_t>(transfer.tensor.scalar_type())) {
+        transfer.Fail(absl::StrCat(": rank ", from, " sent ", header.bytes, " bytes of ",
+                                   c10::toString(static_cast<c10::ScalarType>(header.dtype))));
+      } else {
+        if (header.bytes > 0) {
+          std::memcpy(transfer.tensor.data_ptr(), (*message)->body.data(), static_cast<size_t>(header.bytes));
+        }
+        transfer.Finish(nullptr);
+      }
+      arrived_[from].erase(message);
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Mailbox::Progress() {
+  bool moved = false;
+  // One message at a time goes to each rank, the first of the list.
+  std::vector<bool> busy(peers_.size(), false);
+  for (const auto& transfer : sends_) {
+    if (busy[transfer->peer]) continue;
+    moved |= ProgressSend(*transfer);
+    busy[transfer->peer] = !transfer->over;
+  }
+  for (const auto& transfer : receives_) {
+    if (!transfer->done.load()) moved |= ProgressReceive(*transfer);
+  }
+  for (int r = 0; r < peers_.size(); ++r) {
+    const bool wanted = std::any_of(receives_.begin(), receives_.end(), [&](const auto& transfer) {
+      return !transfer->done.load() && (transfer->peer < 0 || transfer->peer == r);
+    });
+    if (wanted) moved |= Pump(r);
+  }
+  sends_.remove_if([](const auto& transfer) { return transfer->over; });
+  receives_.remove_if([](const auto& transfer) { return transfer->done.load(); });
+  if (moved && waiting_.load() > 0) peers_.mine().mail.Bump();
+  return moved;
+}
+
+/// Fails what can't be done any more.
+void Mailbox::Expire() {
+  const auto now = Clock::now();
+  const auto why_not = [&](const Transfer& transfer) -> std::optional<std::string> {
+    if (aborted_.load()) return ": aborted";
+    for (int r = 0; r < peers_.size(); ++r) {
+      if (r == peers_.rank() || (transfer.peer >= 0 && transfer.peer != r)) continue;
+      if (const auto why = peers_.WhyGone(r)) return ": " + *why;
+    }
+    if (now < transfer.deadline) return std::nullopt;
+    return absl::StrCat(" timed out after ", transfer.limit.count(), " ms");
+  };
+  std::vector<std::pair<c10::intrusive_ptr<Transfer>, std::string>> failed;
+  for (auto* list : {&sends_, &receives_}) {
+    for (const auto& transfer : *list) {
+      if (const auto why = why_not(*transfer)) failed.emplace_back(transfer, *why);
+    }
+  }
+  if (failed.empty()) return;
+  while (Progress()) {  // what came before the end counts
+  }
+  for (const auto& [transfer, why] : failed) {
+    if (transfer->done.load() && transfer->retrieveOpType() != c10d::OpType::SEND) continue;
+    transfer->Fail(why);
+    // Half a message must become whole, if there is still anybody to read it.
+    transfer->over = transfer->moved == 0 || stop_ || aborted_.load() || peers_.WhyGone(transfer->peer).has_value();
+  }
+  sends_.remove_if([](const auto& transfer) { return transfer->over; });
+  receives_.remove_if([](const auto& transfer) { return transfer->done.load(); });
+}
+
+void Mailbox::RunUntil(Transfer& transfer, std::chrono::milliseconds timeout) {
+  const Waiter waiter(peers_.fit_cores());
+  const auto begin = Clock::now();
+  auto next_look = begin + kLook;
+  ++waiting_;
+  while (!transfer.done.load(std::memory_order_acquire)) {
+    const uint32_t mail = peers_.mine().mail.value.load();
+    bool moved;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      moved = Progress();
+      if (const auto now = Clock::now(); now >= next_look) {
+        next_look = now + kLook;
+        Expire();
+      }
+    }
+    if (moved || transfer.done.load()) continue;
+    if (timeout != kNoTimeout && Clock::now() >= begin + timeout) break;
+    waiter.WaitOnce(peers_.mine().mail, mail + 1);
+  }
+  --waiting_;
+  TORCH_CHECK_WITH(DistBackendError, transfer.done.load(), "shm: ", transfer.Name(), ": wait timed out after ",
+                   timeout.count(), " ms");
+}
+
+void Mailbox::ThreadMain() {
+  c10::setThreadName("lockstep_shm");
+  const Waiter waiter(/*spin=*/false);
+  std::unique_lock<std::mutex> lock(mutex_);
+  auto next_look = Clock::now() + kLook;
+  while (true) {
+    if (sends_.empty() && receives_.empty()) {
+      if (stop_) return;
+      wake_.wait(lock);
+      continue;
+    }
+    if (waiting_.load() > 0) {  // they move things for all
+      wake_.wait_for(lock, std::chrono::milliseconds(1));
+      continue;
+    }
+    const uint32_t mail = peers_.mine().mail.value.load();
+    const bool moved = Progress();
+    if (const auto now = Clock::now(); now >= next_look) {
+      next_look = now + kLook;
+      Expire();
+    }
+    if (moved) continue;
+    lock.unlock();
+    waiter.WaitOnce(peers_.mine().mail, mail + 1);
+    lock.lock();
+  }
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,294 @@
+#include "lockstep/comm/shm/internal/peers.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <c10/util/Exception.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <random>
+#include <utility>
+
+#include "lockstep/base/error_text.h"
+#include "lockstep/base/status_macros.h"
+
+namespace lockstep::shm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+class File {
+ public:
+  explicit File(int fd) : fd_(fd) {}
+  ~File() {
+    if (fd_ >= 0) close(fd_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+std::string Problem(const char* what) { return absl::StrCat(what, ": ", std::strerror(errno)); }
+
+/// An address without a file, in this network namespace.
+socklen_t AbstractAddress(const std::string& name, sockaddr_un& address) {
+  address = {};
+  address.sun_family = AF_UNIX;
+  const size_t length = std::min(name.size(), sizeof(address.sun_path) - 1);
+  std::memcpy(address.sun_path + 1, name.data(), length);
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+}
+
+struct Hello {
+  uint64_t token = 0;  ///< Of the rank that is spoken to: nobody else can know it.
+  int32_t rank = -1;
+};
+
+bool SendWithFd(int socket, const void* data, size_t bytes, int fd, int flags) {
+  iovec part{const_cast<void*>(data), bytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (fd >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &fd, sizeof(int));
+  }
+  ssize_t sent;
+  do {
+    sent = sendmsg(socket, &message, MSG_NOSIGNAL | flags);
+  } while (sent < 0 && errno == EINTR);
+  return sent == static_cast<ssize_t>(bytes);
+}
+
+bool ReceiveWithFd(int socket, void* data, size_t bytes, int* fd, int flags) {
+  *fd = -1;
+  iovec part{data, bytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  ssize_t received;
+  do {
+    received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | flags);
+  } while (received < 0 && errno == EINTR);
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+      std::memcpy(fd, CMSG_DATA(header), sizeof(int));
+    }
+  }
+  return received == static_cast<ssize_t>(bytes);
+}
+
+/// One step of the meeting: everyone says something under `step`, and hears what the others say.
+absl::StatusOr<std::vector<std::string>> Exchange(c10d::Store& store, const std::string& step, int rank, int world_size,
+                                                  const std::string& mine, Clock::time_point deadline) {
+  const auto key = [&](int r) { return absl::StrCat(step, "/", r); };
+  std::vector<std::string> all(world_size);
+  int waiting_for = rank;
+  try {
+    store.set(key(rank), std::vector<uint8_t>(mine.begin(), mine.end()));
+    for (int r = 0; r < world_size; ++r) {
+      waiting_for = r;
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+      store.wait({key(r)}, std::max(left, std::chrono::milliseconds(1)));
+      const std::vector<uint8_t> bytes = store.get(key(r));
+      all[r].assign(bytes.begin(), bytes.end());
+    }
+  } catch (const std::exception& e) {
+    std::string missing;
+    try {
+      for (int r = 0; r < world_size; ++r) {
+        if (!store.check({key(r)})) absl::StrAppend(&missing, missing.empty() ? "" : ", ", r);
+      }
+    } catch (const std::exception&) {
+      missing = std::to_string(waiting_for);  // the store is gone too
+    }
+    return absl::UnavailableError(
+        absl::StrCat("shm: of ", world_size, " ranks these did not come: ", missing, " (", FirstLine(e.what()), ")"));
+  }
+  return all;
+}
+
+/// The same for a status: the error of the lowest rank that has one, on all ranks.
+absl::Status Agree(c10d::Store& store, const std::string& step, int rank, int world_size, const std::string& problem,
+                   Clock::time_point deadline) {
+  LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                            Exchange(store, step, rank, world_size, problem.empty() ? "ok" : problem, deadline));
+  for (int r = 0; r < world_size; ++r) {
+    if (all[r] != "ok") return absl::FailedPreconditionError(absl::StrCat("shm: rank ", r, ": ", all[r]));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Peers>> Peers::Connect(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                      int world_size, std::chrono::milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  std::unique_ptr<Peers> peers(new Peers(rank, world_size));
+  std::random_device random;
+  const auto number = [&] { return (static_cast<uint64_t>(random()) << 32) | random(); };
+  const uint64_t token = number();
+  std::string problem;
+
+  // 1. Everyone has memory and listens.
+  const std::string name = absl::StrCat("lockstep-", absl::Hex(number(), absl::kZeroPad16), "-", rank);
+  File listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un address;
+  const socklen_t length = AbstractAddress(name, address);
+  if (listener.get() < 0) {
+    problem = Problem("socket");
+  } else if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
+    problem = Problem("bind");
+  } else if (listen(listener.get(), world_size) != 0) {
+    problem = Problem("listen");
+  }
+  if (problem.empty()) {
+    try {
+      peers->segments_[rank] = Segment::Create(RankMemory::Bytes(world_size));
+      RankMemory* memory = new (peers->segments_[rank].data()) RankMemory;
+      for (int r = 0; r < world_size; ++r) new (&memory->pipes()[r]) Pipe;
+      memory->token = token;
+      sched_getaffinity(0, sizeof(memory->cores), &memory->cores);
+      peers->memories_[rank] = memory;
+    } catch (const std::exception& e) {
+      problem = FirstLine(e.what());
+    }
+  }
+  LOCKSTEP_ASSIGN_OR_RETURN(
+      const std::vector<std::string> all,
+      Exchange(*store, "here", rank, world_size, absl::StrCat(token, " ", name, " ", problem), deadline));
+  std::vector<uint64_t> tokens(world_size);
+  std::vector<std::string> names(world_size);
+  for (int r = 0; r < world_size; ++r) {
+    const std::vector<std::string> parts = absl::StrSplit(all[r], absl::MaxSplits(' ', 2));
+    if (parts.size() != 3)
+      return absl::InternalError(absl::StrCat("shm: what rank ", r, " left in the store is no address"));
+    tokens[r] = std::strtoull(parts[0].c_str(), nullptr, 10);
+    names[r] = parts[1];
+    if (!parts[2].empty()) return absl::FailedPreconditionError(absl::StrCat("shm: rank ", r, ": ", parts[2]));
+  }
+
+  // 2. Everyone connects to the ranks below; the kernel keeps the connections until they are accepted.
+  for (int r = 0; r < rank && problem.empty(); ++r) {
+    peers->sockets_[r] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    const socklen_t peer_length = AbstractAddress(names[r], address);
+    const Hello hello{tokens[r], rank};
+    if (peers->sockets_[r] < 0 ||
+        connect(peers->sockets_[r], reinterpret_cast<sockaddr*>(&address), peer_length) != 0 ||
+        !SendWithFd(peers->sockets_[r], &hello, sizeof(hello), peers->segments_[rank].fd(), 0)) {
+      problem = Problem(absl::StrCat("rank ", r, " is out of reach on this host").c_str());
+    }
+  }
+  LOCKSTEP_RETURN_IF_ERROR(Agree(*store, "connected", rank, world_size, problem, deadline));
+
+  // 3. Everyone accepts the ranks above and answers with its own memory.
+  const auto map = [&](int r, int fd) {
+    peers->segments_[r] = Segment::Map(fd, RankMemory::Bytes(world_size));
+    peers->memories_[r] = reinterpret_cast<RankMemory*>(peers->segments_[r].data());
+    TORCH_CHECK(peers->memories_[r]->token == tokens[r], "what rank ", r, " passed is not its memory");
+  };
+  try {
+    int fd = -1;
+    Hello hello;
+    for (int left = world_size - 1 - rank; left > 0;) {
+      File accepted(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      TORCH_CHECK(accepted.get() >= 0 || errno == EINTR, Problem("accept"));
+      if (accepted.get() < 0) continue;
+      // The greeting is there already.
+      if (!ReceiveWithFd(accepted.get(), &hello, sizeof(hello), &fd, MSG_DONTWAIT) || hello.token != token ||
+          hello.rank <= rank || hello.rank >= world_size || peers->sockets_[hello.rank] >= 0 || fd < 0) {
+        if (fd >= 0) close(fd);
+        TORCH_CHECK(hello.token != token, "rank ", hello.rank, " passed no file descriptor");
+        continue;  // a stranger
+      }
+      map(hello.rank, fd);
+      const Hello answer{tokens[hello.rank], rank};
+      TORCH_CHECK(SendWithFd(accepted.get(), &answer, sizeof(answer), peers->segments_[rank].fd(), 0), Problem("send"));
+      peers->sockets_[hello.rank] = accepted.release();
+      --left;
+    }
+    for (int r = 0; r < rank; ++r) {
+      const timeval patience{std::chrono::duration_cast<std::chrono::seconds>(timeout).count() + 1, 0};
+      setsockopt(peers->sockets_[r], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+      TORCH_CHECK(ReceiveWithFd(peers->sockets_[r], &hello, sizeof(hello), &fd, 0) && fd >= 0, "no answer from rank ",
+                  r);
+      map(r, fd);
+    }
+  } catch (const std::exception& e) {
+    problem = FirstLine(e.what());
+  }
+  peers->segments_[rank].CloseFd();
+  LOCKSTEP_RETURN_IF_ERROR(Agree(*store, "mapped", rank, world_size, problem, deadline));
+
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  for (RankMemory* memory : peers->memories_) CPU_OR(&cores, &cores, &memory->cores);
+  const char* local = std::getenv("LOCAL_WORLD_SIZE");  // a sub-group isn't alone on its host
+  const int ranks = std::max(world_size, local == nullptr ? 0 : std::atoi(local));
+  peers->fit_cores_ = ranks <= CPU_COUNT(&cores);
+  return peers;
+}
+
+Peers::~Peers() {
+  if (memories_[rank_] != nullptr) {
+    RankState here = RankState::kHere;
+    mine().state.compare_exchange_strong(here, RankState::kLeft);
+  }
+  for (int socket : sockets_) {
+    if (socket >= 0) close(socket);
+  }
+}
+
+std::optional<std::string> Peers::WhyGone(int peer) {
+  pollfd poll_fd{sockets_[peer], POLLRDHUP, 0};
+  const bool ended = poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+  switch (memory(peer).state.load(std::memory_order_acquire)) {
+    case RankState::kFailed: return absl::StrCat("rank ", peer, " gave up: ", memory(peer).reason);
+    case RankState::kLeft: return absl::StrCat("rank ", peer, " has left the group");
+    case RankState::kHere: break;
+  }
+  if (!ended) return std::nullopt;
+  return absl::StrCat("rank ", peer, " is gone (its process has ended)");
+}
+
+void Peers::Fail(const std::string& reason) {
+  const std::lock_guard<std::mutex> lock(fail_mutex_);
+  if (mine().state.load() != RankState::kHere) return;
+  std::strncpy(mine().reason, reason.c_str(), sizeof(mine().reason) - 1);
+  mine().state.store(RankState::kFailed, std::memory_order_release);
+  mine().round.WakeAll();
+  for (RankMemory* memory : memories_) memory->mail.Bump();
+}
+
+bool Peers::Send(int peer, const Message& message, int fd) {
+  return SendWithFd(sockets_[peer], &message, sizeof(message), fd, MSG_DONTWAIT);
+}
+
+Peers::Message Peers::Receive(int peer, int* fd) {
+  Message message;
+  TORCH_CHECK_WITH(DistBackendError, ReceiveWithFd(sockets_[peer], &message, sizeof(message), fd, 0),
+                   "shm: ", WhyGone(peer).value_or(absl::StrCat("rank ", peer, " does not answer")));
+  return message;
+}
+
+}  // namespace lockstep::shm
