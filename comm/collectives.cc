@@ -96,6 +96,11 @@ class Stand {
   Tensors outputs_;
 };
 
+/// The sum of bools is whether any is true; Gloo would add them as bytes.
+Reduction OfDtype(Reduction reduction, const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kBool && reduction == c10d::ReduceOp::SUM ? c10d::ReduceOp::MAX : reduction;
+}
+
 void CheckRoot(int root, const ProcessGroupPtr& group, const char* operation) {
   TORCH_CHECK(root >= 0 && root < GetWorldSize(group), operation, ": rank ", root, " in a group of ",
               GetWorldSize(group));
@@ -137,7 +142,7 @@ WorkPtr AllReduceAsync(at::Tensor tensor, const ProcessGroupPtr& group, Reductio
   Stand stand(/*reduces=*/true);
   Tensors tensors = {stand.In(tensor, true)};
   c10d::AllreduceOptions options;
-  options.reduceOp = reduction;
+  options.reduceOp = OfDtype(reduction, tensor);
   return stand.Finish(BackendOf(group, tensor).allreduce(tensors, options));
 }
 
@@ -159,7 +164,7 @@ WorkPtr ReduceAsync(at::Tensor tensor, const ProcessGroupPtr& group, int root, R
   Stand stand(/*reduces=*/true);
   Tensors tensors = {stand.In(tensor, GetRank(group) == root)};
   c10d::ReduceOptions options;
-  options.reduceOp = reduction;
+  options.reduceOp = OfDtype(reduction, tensor);
   options.rootRank = root;
   return stand.Finish(BackendOf(group, tensor).reduce(tensors, options));
 }
@@ -192,7 +197,7 @@ WorkPtr ReduceScatterAsync(at::Tensor output, const at::Tensor& input, const Pro
   Stand stand(/*reduces=*/true);
   at::Tensor to = stand.In(output, true), from = stand.In(input, false);
   c10d::ReduceScatterOptions options;
-  options.reduceOp = reduction;
+  options.reduceOp = OfDtype(reduction, input);
   return stand.Finish(BackendOf(group, input)._reduce_scatter_base(to, from, options));
 }
 

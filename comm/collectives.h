@@ -18,7 +18,8 @@ using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 /// c10d::ReduceOp::SUM, AVG (sum ÷ world size), PRODUCT, MIN, MAX, BAND, BOR, BXOR. What a backend defines for which
-/// dtypes is in docs/collectives.md; anything else throws an error with operation, dtype and backend.
+/// dtypes is in docs/collectives.md; anything else throws an error with operation, dtype and backend. The sum of bools
+/// is whether any is true.
 using Reduction = c10d::ReduceOp::RedOpType;
 
 /// 0 for null.
