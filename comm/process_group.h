@@ -38,10 +38,10 @@ absl::StatusOr<ProcessGroupPtr> InitProcessGroup(const ProcessGroupOptions& opti
 
 /// A group of some of the ranks of `parent`, called by those ranks only; `ranks` is the same list on all of them, and
 /// says who has which rank in the new group. A list of one gives null. Groups are independent: each may be driven by a
-/// thread of its own. `options` are those for a group with a store of the caller's; which store and ranks, this
-/// function says. InvalidArgument when this rank isn't in the list, or the list is wrong.
+/// thread of its own. Of `options` the store, the ranks and the init method are not looked at. InvalidArgument when
+/// this rank isn't in the list, or the list is wrong.
 absl::StatusOr<ProcessGroupPtr> NewSubGroup(const ProcessGroupPtr& parent, const std::vector<int>& ranks,
-                                            ProcessGroupOptions options = {});
+                                            const ProcessGroupOptions& options = {});
 
 /// Waits until every rank is here, then lets go of the connections. Null is allowed.
 void DestroyProcessGroup(ProcessGroupPtr& group);

@@ -239,6 +239,8 @@ bool Mailbox::Pump(int from) {
     }
     if (!message->receiver) {
       arrived_[from].push_back(std::move(message));
+      // Its receive may have been begun since it began to come; no later message may overtake it.
+      for (const auto& transfer : receives_) ProgressReceive(*transfer);
     } else {
       const c10::intrusive_ptr<Transfer> receiver = message->receiver;
       const Header header = message->header;
@@ -259,7 +261,7 @@ bool Mailbox::Pump(int from) {
 
 /// Looks among what was put aside.
 bool Mailbox::ProgressReceive(Transfer& transfer) {
-  if (transfer.matched) return false;
+  if (transfer.matched || transfer.done.load()) return false;
   for (int from = 0; from < peers_.size(); ++from) {
     if (transfer.peer >= 0 && transfer.peer != from) continue;
     for (auto message = arrived_[from].begin(); message != arrived_[from].end(); ++message) {
@@ -293,9 +295,7 @@ bool Mailbox::Progress() {
     moved |= ProgressSend(*transfer);
     busy[transfer->peer] = !transfer->over;
   }
-  for (const auto& transfer : receives_) {
-    if (!transfer->done.load()) moved |= ProgressReceive(*transfer);
-  }
+  for (const auto& transfer : receives_) moved |= ProgressReceive(*transfer);
   for (int r = 0; r < peers_.size(); ++r) {
     const bool wanted = std::any_of(receives_.begin(), receives_.end(), [&](const auto& transfer) {
       return !transfer->done.load() && (transfer->peer < 0 || transfer->peer == r);

@@ -30,6 +30,11 @@ void Rounds::Exchange() {
 
 void Rounds::ExchangeAndCompare() {
   Exchange();
+  for (int r = 0; r < peers_.size(); ++r) {
+    // It had come, and gave up before this rank did: then this rank must not go on as if all were well.
+    if (peers_.memory(r).state.load(std::memory_order_acquire) != RankState::kFailed) continue;
+    TORCH_CHECK_WITH(DistBackendError, false, "shm: ", Name(call_->what), ": ", peers_.WhyGone(r).value_or(""));
+  }
   const Descriptor& mine = Of(peers_.rank()).descriptor;
   for (int r = 0; r < peers_.size(); ++r) {
     const Descriptor& theirs = Of(r).descriptor;
@@ -79,6 +84,8 @@ std::string Rounds::Name(const Descriptor& d) {
   if (d.reduction != c10d::ReduceOp::UNUSED) {
     absl::StrAppend(&name, ReductionName(static_cast<c10d::ReduceOp::RedOpType>(d.reduction)), " of ");
   }
+  if (d.elements == 0 && d.dims == 0)
+    return absl::StrCat(name, c10::toString(static_cast<c10::ScalarType>(d.dtype)), ")");
   const auto told = std::min<uint64_t>(d.dims, Descriptor::kMaxDims);
   absl::StrAppend(&name, c10::toString(static_cast<c10::ScalarType>(d.dtype)), " [",
                   absl::StrJoin(d.shape.begin(), d.shape.begin() + told, ", "), told < d.dims ? ", …" : "", "]");
