@@ -24,6 +24,8 @@
 namespace lockstep {
 namespace {
 
+constexpr char kWorld[] = "world";
+
 using BackendType = c10d::ProcessGroup::BackendType;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
@@ -41,7 +43,7 @@ class Maker {
   Maker(StorePtr store, int rank, int world_size, const ProcessGroupOptions& options)
       : store_(std::move(store)), rank_(rank), world_size_(world_size), options_(options) {}
 
-  absl::StatusOr<ProcessGroupPtr> Make(const BackendChoice& choice, bool announce) {
+  absl::StatusOr<ProcessGroupPtr> Make(const BackendChoice& choice, const std::string& name) {
     auto group = c10::make_intrusive<c10d::ProcessGroup>(store_, rank_, world_size_);
     std::string why_not_shm;
     if (choice.cpu != "gloo") {
@@ -58,7 +60,8 @@ class Maker {
       group->setBackend(c10::kCUDA, BackendType::NCCL, Watched(std::move(nccl), "nccl"));
       group->setDefaultBackend(BackendType::NCCL);
     }
-    if (rank_ == 0 && announce) {
+    group->setGroupName(name);  // in flight records
+    if (rank_ == 0 && (name == kWorld || VLOG_IS_ON(1))) {
       LOG(INFO) << "process group of " << world_size_ << " ranks: CPU tensors over " << (shm ? "shm" : "gloo")
                 << (choice.cuda.empty() ? "" : ", CUDA tensors over " + choice.cuda)
                 << (why_not_shm.empty() ? "" : "; no shared memory: " + why_not_shm);
@@ -112,14 +115,14 @@ class Maker {
 };
 
 absl::StatusOr<ProcessGroupPtr> MakeGroup(const StorePtr& store, int rank, int world_size,
-                                          const ProcessGroupOptions& options, bool announce) {
+                                          const ProcessGroupOptions& options, const std::string& name) {
   LOCKSTEP_ASSIGN_OR_RETURN(const BackendChoice choice, ParseBackend(options.backend, options.cuda));
   // Who has come, for the error when somebody does not.
   const auto here = c10::make_intrusive<c10d::PrefixStore>("here", store);
   absl::StatusOr<ProcessGroupPtr> group = absl::UnknownError("");
   try {
     here->set(std::to_string(rank), std::vector<uint8_t>{1});
-    group = Maker(store, rank, world_size, options).Make(choice, announce);
+    group = Maker(store, rank, world_size, options).Make(choice, name);
   } catch (const std::exception& e) {
     group = absl::UnavailableError(FirstLine(e.what()));
   }
@@ -150,7 +153,7 @@ absl::StatusOr<ProcessGroupPtr> InitProcessGroup(const ProcessGroupOptions& opti
                                                      ") and world_size (", options.world_size, ") must be given"));
     }
     if (options.world_size == 1) return ProcessGroupPtr();
-    return MakeGroup(options.store, options.rank, options.world_size, options, /*announce=*/true);
+    return MakeGroup(options.store, options.rank, options.world_size, options, kWorld);
   }
   int world_size = options.world_size;
   if (world_size < 0 && options.init_method == "env://") {
@@ -161,7 +164,7 @@ absl::StatusOr<ProcessGroupPtr> InitProcessGroup(const ProcessGroupOptions& opti
   LOCKSTEP_ASSIGN_OR_RETURN(const Rendezvous place,
                             OpenRendezvous(options.init_method, options.rank, options.world_size, options.timeout));
   if (place.world_size == 1) return ProcessGroupPtr();
-  return MakeGroup(place.store, place.rank, place.world_size, options, /*announce=*/true);
+  return MakeGroup(place.store, place.rank, place.world_size, options, kWorld);
 }
 
 absl::StatusOr<ProcessGroupPtr> NewSubGroup(const ProcessGroupPtr& parent, const std::vector<int>& ranks,
@@ -188,7 +191,7 @@ absl::StatusOr<ProcessGroupPtr> NewSubGroup(const ProcessGroupPtr& parent, const
   const auto store =
       c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("sub_group/", list, "/", times), parent->getStore());
   return MakeGroup(store, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), options,
-                   /*announce=*/VLOG_IS_ON(1));
+                   absl::StrCat("of ranks ", list, times > 1 ? absl::StrCat(" (", times, ")") : ""));
 }
 
 void DestroyProcessGroup(ProcessGroupPtr& group) {
