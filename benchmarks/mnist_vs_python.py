@@ -3,7 +3,7 @@
 
   ./bazelw run //benchmarks:mnist_vs_python [-- --blocks=5]
 
-Same data (Fashion-MNIST), 2 ranks, batch 256 each, one thread per rank on all sides, Gloo, batch norm local on both
+Same data (Fashion-MNIST), 2 ranks, batch 256 each, one thread per rank on all sides, Gloo (and ours on shm too), batch norm local on both
 sides. Python's PyTorch of the same version is installed by install_python_peer.sh at the first run.
 """
 import json
@@ -32,14 +32,14 @@ def environment():
 ENV = environment()
 
 
-def ours_command(run_dir, *flags):
-    return [OURS, "--port=0", "--nproc_per_node=2", "--threads=1", "--backend=gloo", f"--batch_size={BATCH}",
+def ours_command(run_dir, *flags, backend="gloo"):
+    return [OURS, "--port=0", "--nproc_per_node=2", "--threads=1", "--backend=" + backend, f"--batch_size={BATCH}",
             f"--epochs={EPOCHS}", "--run_dir=" + run_dir, *flags]
 
 
-def ours_rate(*flags):
+def ours_rate(*flags, backend="gloo"):
     run_dir = tempfile.mkdtemp() + "/run"
-    subprocess.run(ours_command(run_dir, "--data_dir=" + DATA, *flags), env=ENV, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(ours_command(run_dir, "--data_dir=" + DATA, *flags, backend=backend), env=ENV, check=True, stdout=subprocess.DEVNULL)
     rates = [json.loads(line)["images_per_second"] for line in open(run_dir + "/metrics.jsonl")]
     shutil.rmtree(os.path.dirname(run_dir))
     return statistics.median(rates[1:])  # the first epoch warms up, on all sides
@@ -98,8 +98,10 @@ def main():
     write_csv(csv)
 
     columns = {
-        "ours, batch norm local": lambda: ours_rate("--sync_batch_norm=false"),
-        "ours, batch norm synchronised": lambda: ours_rate("--sync_batch_norm=true"),
+        "ours on Gloo, batch norm local": lambda: ours_rate("--sync_batch_norm=false"),
+        "ours on shm, batch norm local": lambda: ours_rate("--sync_batch_norm=false", backend="shm"),
+        "ours on Gloo, synchronised": lambda: ours_rate("--sync_batch_norm=true"),
+        "ours on shm, synchronised": lambda: ours_rate("--sync_batch_norm=true", backend="shm"),
         "Python, plain": lambda: python_rate(python),
         "Python, tuned": lambda: python_rate(python, "--tuned"),
         "ours, start to first step": lambda: seconds_until(
@@ -125,10 +127,12 @@ def main():
         seconds = "start" in name or "CSV" in name
         form = (lambda v: f"{v:8.3f} s") if seconds else (lambda v: f"{v:8.0f}/s")
         print(f"{name:32} {form(median[name]):>10} {form(min(values)):>10} {form(max(values)):>10}")
-    ours = median["ours, batch norm local"]
+    ours = median["ours on Gloo, batch norm local"]
     print()
     for name, value, target in (
             ("images/s, 2 ranks, Python plain on Gloo", ours / median["Python, plain"], 1.7),
+            ("images/s, 2 ranks, ours on shm, Python plain on Gloo",
+             median["ours on shm, batch norm local"] / median["Python, plain"], 2),
             ("images/s, 2 ranks, Python tuned", ours / median["Python, tuned"], 1.1),
             ("start to first step", median["Python, start to first step"] / median["ours, start to first step"], 4),
             ("CSV of 10,000 rows against pandas", median["pandas, CSV of 10,000 rows"] / median["ours, CSV of 10,000 rows"], 2)):
