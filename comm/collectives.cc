@@ -1,8 +1,12 @@
 #include "lockstep/comm/collectives.h"
 
 #include <ATen/Functions.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/ivalue.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
+#include <mutex>
 #include <utility>
 
 #include "lockstep/comm/definedness.h"
@@ -33,7 +37,7 @@ WorkPtr Done(Tensors outputs) { return c10::make_intrusive<DoneWork>(std::move(o
 /// Done, and a copy made.
 WorkPtr Copied(at::Tensor to, const at::Tensor& from) {
   const at::NoGradGuard no_grad;
-  to.detach().view_as(from).copy_(from);
+  to.detach().copy_(from.reshape(to.sizes()));
   return Done({to});
 }
 
@@ -42,29 +46,47 @@ c10d::Backend& BackendOf(const ProcessGroupPtr& group, const at::Tensor& tensor)
   return *group->getBackend(tensor.device().type());
 }
 
-/// A work whose tensors had to be made contiguous: its results go back to the caller's tensors.
+/// A work that used other tensors in the place of the caller's: when it is done, its results go back to those.
 class CopyBackWork : public c10d::Work {
  public:
   CopyBackWork(WorkPtr work, std::vector<std::pair<at::Tensor, at::Tensor>> pairs, Tensors outputs)
       : work_(std::move(work)), pairs_(std::move(pairs)), outputs_(std::move(outputs)) {}
-  bool isCompleted() override { return work_->isCompleted(); }
+  bool isCompleted() override {
+    if (!work_->isCompleted()) return false;
+    if (work_->isSuccess()) CopyBack();
+    return true;
+  }
   bool isSuccess() const override { return work_->isSuccess(); }
   std::exception_ptr exception() const override { return work_->exception(); }
+  int sourceRank() const override { return work_->sourceRank(); }
   uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
   Tensors result() override { return outputs_; }
   void synchronize() override { wait(kNoTimeout); }
   bool wait(std::chrono::milliseconds timeout) override {
     const bool done = work_->wait(timeout);
-    const at::NoGradGuard no_grad;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& [output, contiguous] : pairs_) output.detach().copy_(contiguous);
-    pairs_.clear();
+    CopyBack();
     return done;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    auto self = c10::intrusive_ptr<CopyBackWork>::reclaim_copy(this);
+    return work_->getFuture()->then(
+        [self](c10::ivalue::Future&) {
+          self->CopyBack();
+          return c10::IValue(self->outputs_);
+        },
+        c10::ListType::create(c10::TensorType::get()));
   }
 
  private:
+  void CopyBack() {
+    const at::NoGradGuard no_grad;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [output, used] : pairs_) output.detach().copy_(used);
+    pairs_.clear();
+  }
+
   const WorkPtr work_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> pairs_;  // the caller's, and what was used instead
+  std::vector<std::pair<at::Tensor, at::Tensor>> pairs_;  // the caller's, and what was used instead; once, under mutex_
   const Tensors outputs_;
 };
 
@@ -77,11 +99,11 @@ class Stand {
   /// In the place of `tensor`; `result` says whether it will be written to.
   at::Tensor In(const at::Tensor& tensor, bool result) {
     TORCH_CHECK(tensor.defined(), "collective: an undefined tensor");
-    at::Tensor contiguous = tensor.detach();
-    if (!tensor.is_contiguous()) {
-      contiguous = contiguous.contiguous();
-      if (result) pairs_.emplace_back(tensor, contiguous);
-    }
+    TORCH_CHECK(!result || at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
+                "collective: a result whose elements share memory; clone it first");
+    // A conjugated or negated view's memory holds other values than the tensor.
+    const at::Tensor contiguous = tensor.detach().resolve_conj().resolve_neg().contiguous();
+    if (result && contiguous.data_ptr() != tensor.data_ptr()) pairs_.emplace_back(tensor, contiguous);
     if (result) outputs_.push_back(tensor);
     return contiguous.is_complex() && !reduces_ ? at::view_as_real(contiguous) : contiguous;
   }
@@ -185,7 +207,8 @@ WorkPtr AllGatherIntoAsync(at::Tensor output, const at::Tensor& input, const Pro
   CheckParts(output, input, group, "all-gather");
   if (!group) return Copied(output, input);
   Stand stand(/*reduces=*/false);
-  at::Tensor to = stand.In(output, true), from = stand.In(input, false);
+  // Flat: Gloo wants the shapes to match in ways that the memory doesn't need.
+  at::Tensor to = stand.In(output, true).view({-1}), from = stand.In(input, false).view({-1});
   return stand.Finish(BackendOf(group, input)._allgather_base(to, from));
 }
 
@@ -195,7 +218,7 @@ WorkPtr ReduceScatterAsync(at::Tensor output, const at::Tensor& input, const Pro
   CheckParts(input, output, group, "reduce-scatter");
   if (!group) return Copied(output, input);
   Stand stand(/*reduces=*/true);
-  at::Tensor to = stand.In(output, true), from = stand.In(input, false);
+  at::Tensor to = stand.In(output, true).view({-1}), from = stand.In(input, false).view({-1});
   c10d::ReduceScatterOptions options;
   options.reduceOp = OfDtype(reduction, input);
   return stand.Finish(BackendOf(group, input)._reduce_scatter_base(to, from, options));
@@ -271,16 +294,18 @@ WorkPtr AllToAllAsync(at::Tensor output, const at::Tensor& input, const ProcessG
 WorkPtr SendAsync(const at::Tensor& tensor, int to, const ProcessGroupPtr& group, int tag) {
   TORCH_CHECK(group, "send: a world of one has nobody to send to");
   CheckRoot(to, group, "send");
-  Tensors tensors = {tensor.detach().contiguous()};
+  Stand stand(/*reduces=*/false);
+  Tensors tensors = {stand.In(tensor, false)};
   return BackendOf(group, tensor).send(tensors, to, tag);
 }
 
 WorkPtr ReceiveAsync(at::Tensor tensor, int from, const ProcessGroupPtr& group, int tag) {
   TORCH_CHECK(group, "receive: a world of one has nobody to receive from");
-  TORCH_CHECK(tensor.is_contiguous(), "receive: the tensor must be contiguous");
-  CheckRoot(from, group, "receive");
-  Tensors tensors = {tensor.detach()};
-  return BackendOf(group, tensor).recv(tensors, from, tag);
+  if (from != kAnyRank) CheckRoot(from, group, "receive");
+  Stand stand(/*reduces=*/false);
+  Tensors tensors = {stand.In(tensor, true)};
+  c10d::Backend& backend = BackendOf(group, tensor);
+  return stand.Finish(from == kAnyRank ? backend.recvAnysource(tensors, tag) : backend.recv(tensors, from, tag));
 }
 
 WorkPtr BarrierAsync(const ProcessGroupPtr& group) {
@@ -335,15 +360,10 @@ void Send(const at::Tensor& tensor, int to, const ProcessGroupPtr& group, int ta
   SendAsync(tensor, to, group, tag)->wait();
 }
 
-void Receive(at::Tensor tensor, int from, const ProcessGroupPtr& group, int tag) {
-  if (tensor.is_contiguous()) {
-    ReceiveAsync(std::move(tensor), from, group, tag)->wait();
-    return;
-  }
-  at::Tensor contiguous = at::empty(tensor.sizes(), tensor.options().requires_grad(false));
-  ReceiveAsync(contiguous, from, group, tag)->wait();
-  const at::NoGradGuard no_grad;
-  tensor.detach().copy_(contiguous);
+int Receive(at::Tensor tensor, int from, const ProcessGroupPtr& group, int tag) {
+  const WorkPtr work = ReceiveAsync(std::move(tensor), from, group, tag);
+  work->wait();
+  return from == kAnyRank ? work->sourceRank() : from;
 }
 
 void Barrier(const ProcessGroupPtr& group) { BarrierAsync(group)->wait(); }

@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <chrono>
+#include <cstdint>
 #include <vector>
 
 namespace lockstep {
@@ -31,7 +33,9 @@ int GetWorldSize(const ProcessGroupPtr& group);
 // and shape unless it says otherwise. Each comes in two forms. The plain one waits for the result; the other returns at
 // once, and the tensors are not to be touched until its work is done. They throw c10::Error for what is wrong with the
 // arguments, before anything is sent, and c10::DistBackendError when a rank is gone, does something else, or doesn't
-// come in time. Tensors need not be contiguous.
+// come in time. Tensors need not be contiguous. `root`, `to` and `from` are ranks of the group. A work's results are
+// there once wait() has returned, isCompleted() has said so, or its future is complete. Several threads may use a
+// group, as long as the order of its collectives is the same on all ranks.
 
 /// `tensor` becomes the reduction over all ranks, on all ranks.
 void AllReduce(at::Tensor tensor, const ProcessGroupPtr& group, Reduction reduction = c10d::ReduceOp::SUM);
@@ -82,11 +86,12 @@ WorkPtr AllToAllAsync(at::Tensor output, const at::Tensor& input, const ProcessG
 /// Between two ranks, matched by `tag` (on NCCL by order alone). A null group has nobody to send to: throws.
 void Send(const at::Tensor& tensor, int to, const ProcessGroupPtr& group, int tag = 0);
 WorkPtr SendAsync(const at::Tensor& tensor, int to, const ProcessGroupPtr& group, int tag = 0);
-void Receive(at::Tensor tensor, int from, const ProcessGroupPtr& group, int tag = 0);
-/// `tensor` must be contiguous.
+/// Returns the rank that it came from. `kAnyRank`: from whoever sends first (not on NCCL).
+constexpr int kAnyRank = -1;
+int Receive(at::Tensor tensor, int from, const ProcessGroupPtr& group, int tag = 0);
 WorkPtr ReceiveAsync(at::Tensor tensor, int from, const ProcessGroupPtr& group, int tag = 0);
 
-/// Returns when every rank has come here.
+/// Returns when every rank has come here. Ranks wait on the host; what is under way on a CUDA stream is not waited for.
 void Barrier(const ProcessGroupPtr& group);
 WorkPtr BarrierAsync(const ProcessGroupPtr& group);
 

@@ -1,6 +1,10 @@
 #include "lockstep/comm/definedness.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
+#include <initializer_list>
+#include <iterator>
 
 namespace lockstep {
 namespace {

@@ -23,11 +23,14 @@ struct SumFunction : torch::autograd::Function<SumFunction> {
     return output;
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    at::Tensor gradient = gradients[0].clone(at::MemoryFormat::Contiguous);
-    AllReduce(gradient, GroupOf(context));
-    return {gradient, at::Tensor()};
+    // By itself, so that a second derivative goes through it too.
+    return {SumFunction::apply(gradients[0], GroupOf(context)), at::Tensor()};
   }
 };
+
+// Each is the other's backward.
+at::Tensor GatherFrom(const at::Tensor& input, const ProcessGroupPtr& group);
+at::Tensor SumPartsOf(const at::Tensor& input, const ProcessGroupPtr& group);
 
 struct GatherFunction : torch::autograd::Function<GatherFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const ProcessGroupPtr& group) {
@@ -39,12 +42,28 @@ struct GatherFunction : torch::autograd::Function<GatherFunction> {
     return output;
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto sizes = gradients[0].sizes();
-    at::Tensor gradient = at::empty(sizes.slice(1), gradients[0].options());
-    ReduceScatter(gradient, gradients[0], GroupOf(context));
-    return {gradient, at::Tensor()};
+    return {SumPartsOf(gradients[0], GroupOf(context)), at::Tensor()};
   }
 };
+
+struct SumPartsFunction : torch::autograd::Function<SumPartsFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const ProcessGroupPtr& group) {
+    context->saved_data["group"] = group;
+    at::Tensor output = at::empty(input.sizes().slice(1), input.options());
+    ReduceScatter(output, input, group);
+    return output;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    return {GatherFrom(gradients[0], GroupOf(context)), at::Tensor()};
+  }
+};
+
+at::Tensor GatherFrom(const at::Tensor& input, const ProcessGroupPtr& group) {
+  return GatherFunction::apply(input, group);
+}
+at::Tensor SumPartsOf(const at::Tensor& input, const ProcessGroupPtr& group) {
+  return SumPartsFunction::apply(input, group);
+}
 
 }  // namespace
 
@@ -53,7 +72,7 @@ at::Tensor DifferentiableAllReduce(const at::Tensor& input, const ProcessGroupPt
 }
 
 at::Tensor DifferentiableAllGather(const at::Tensor& input, const ProcessGroupPtr& group) {
-  return group ? GatherFunction::apply(input, group) : input.unsqueeze(0);
+  return group ? GatherFrom(input, group) : input.unsqueeze(0);
 }
 
 }  // namespace lockstep

@@ -33,14 +33,20 @@ absl::StatusOr<Flight> Parse(const std::string& text, const std::string& name) {
   try {
     const auto json = nlohmann::json::parse(text);
     Flight flight{json.at("rank").get<int>(), json.at("world_size").get<int>(), {}};
+    for (const auto& group : json.at("groups")) flight.groups[group.get<std::string>()];
     for (const auto& item : json.at("entries")) {
-      if (item.contains("peer")) continue;  // between two ranks: no number that all share
       Entry entry;
       entry.call = item.at("operation").get<std::string>();
+      if (entry.call == "SEND" || entry.call.rfind("RECV", 0) == 0) continue;  // they have no number that all share
       if (item.contains("dtype")) {
-        const auto shape = item.at("shape").get<std::vector<int64_t>>();
         absl::StrAppend(&entry.call, " (", item.value("reduction", ""), item.contains("reduction") ? " of " : "",
-                        item.at("dtype").get<std::string>(), " [", absl::StrJoin(shape, ", "), "])");
+                        item.at("dtype").get<std::string>());
+        // Of all-to-all the ranks may give different sizes.
+        if (entry.call.rfind("ALLTOALL", 0) != 0) {
+          const auto shape = item.at("shape").get<std::vector<int64_t>>();
+          absl::StrAppend(&entry.call, " [", absl::StrJoin(shape, ", "), "]");
+        }
+        absl::StrAppend(&entry.call, ")");
       }
       entry.state = item.at("state").get<std::string>();
       entry.error = item.value("error", "");
@@ -69,6 +75,7 @@ std::string DescribeGroup(const std::string& name, const std::map<int, const Ent
   // What one rank has forgotten can't be compared.
   uint64_t first = 0, last = 0;
   for (const auto& [rank, entries] : ranks) {
+    if (entries->empty()) continue;
     first = std::max(first, entries->begin()->first);
     last = std::max(last, entries->rbegin()->first);
   }
@@ -89,6 +96,8 @@ std::string DescribeGroup(const std::string& name, const std::map<int, const Ent
       absl::StrAppend(&text, "  rank ", rank, ": ");
       if (entry != entries->end()) {
         absl::StrAppend(&text, Describe(entry->second, last_us), "\n");
+      } else if (entries->empty()) {
+        absl::StrAppend(&text, "never called anything\n");
       } else {
         const auto& [number, newest] = *entries->rbegin();
         absl::StrAppend(&text, "never called it; its last is #", number, " ", Describe(newest, last_us), "\n");
@@ -96,6 +105,7 @@ std::string DescribeGroup(const std::string& name, const std::map<int, const Ent
     }
     return text;
   }
+  if (last == 0) return absl::StrCat(text, "nothing was called\n");
   return absl::StrCat(text, "alike from #", first, " to #", last, ", all done\n");
 }
 

@@ -57,6 +57,11 @@ FlightRecorder::~FlightRecorder() {
   registry.recorders.erase(this);
 }
 
+void FlightRecorder::Joined(const std::string& group) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  groups_.insert(group);
+}
+
 uint64_t FlightRecorder::Asked(const std::string& group, uint64_t sequence, c10d::OpType operation,
                                c10d::ReduceOp::RedOpType reduction, const at::Tensor& tensor, int peer) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -121,17 +126,24 @@ std::string FlightRecorder::Json() const {
     if (!entry.error.empty()) json["error"] = entry.error;
     entries.push_back(std::move(json));
   }
-  return nlohmann::json{{"rank", rank_}, {"world_size", world_size_}, {"entries", std::move(entries)}}.dump(
-      1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return nlohmann::json{
+      {"rank", rank_}, {"world_size", world_size_}, {"groups", groups_}, {"entries", std::move(entries)}}
+      .dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 bool FlightRecorder::Dump() const {
   if (folder_.empty()) return false;
+  const std::lock_guard<std::mutex> lock(dump_mutex_);
   const std::string text = Json() + "\n", path = folder_ + "/flight_rank_" + std::to_string(rank_) + ".json";
-  std::FILE* file = std::fopen(path.c_str(), "we");
+  const std::string beside = path + ".tmp";
+  std::FILE* file = std::fopen(beside.c_str(), "we");
   if (file == nullptr) return false;
   const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  return std::fclose(file) == 0 && written;
+  if (std::fclose(file) != 0 || !written) {
+    std::remove(beside.c_str());
+    return false;
+  }
+  return std::rename(beside.c_str(), path.c_str()) == 0;
 }
 
 void DumpFlightRecordersOnSignal(int signal) {

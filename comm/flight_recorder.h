@@ -4,8 +4,10 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,18 +24,21 @@ class FlightRecorder {
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
+  /// This rank belongs to a group, also when it never asks for anything there.
+  void Joined(const std::string& group);
   /// A collective was asked for. `sequence` counts in its `group`; `peer` is that of a send or receive, else -1.
   /// Returns the entry's number.
   uint64_t Asked(const std::string& group, uint64_t sequence, c10d::OpType operation,
                  c10d::ReduceOp::RedOpType reduction, const at::Tensor& tensor, int peer = -1);
   /// It begins to run.
   void Begun(uint64_t entry);
-  /// It is over; `error` is empty when it went well.
+  /// It is over; `error` is empty when it went well. On NCCL: its wait() has returned, and the device may not be done.
   void Ended(uint64_t entry, const std::string& error = "");
 
   /// All of it, oldest first.
   std::string Json() const;
-  /// Writes the file; false when it can't be written or there is no folder.
+  /// Writes the file, whole or not at all; false when it can't be written or there is no folder. Call it once at the
+  /// start to find out.
   bool Dump() const;
 
  private:
@@ -56,6 +61,8 @@ class FlightRecorder {
   const int rank_, world_size_;
   const std::string folder_;
   mutable std::mutex mutex_;
+  mutable std::mutex dump_mutex_;  // one at a time writes the file
+  std::set<std::string> groups_;
   std::vector<Entry> entries_;  // entry n is at n mod the capacity
   uint64_t next_ = 0;
 };

@@ -64,7 +64,8 @@ struct LivenessMonitor::State {
   std::condition_variable changed;
   bool stop = false;
   bool stopped = false;
-  uint64_t progress = 0, published = 0;
+  uint64_t progress = 0;
+  uint64_t published = 0;  // the heartbeat's thread alone
   int watchers = 0;
   bool fresh = false;  // they have just begun to watch
   struct Seen {
@@ -88,6 +89,7 @@ struct LivenessMonitor::State {
         if (!introduced) Set(ProcessKey(rank), PlaceOfProcesses() + " " + std::to_string(getpid()));
         introduced = true;
         if (publish) Set(ProgressKey(rank), std::to_string(done));
+        published = done;
         store->add(BeatKey(rank), 1);
         for (int r = 0; watch && r < world_size; ++r) counts.push_back(store->add(BeatKey(r), 0));
       } catch (const std::exception&) {
@@ -95,7 +97,6 @@ struct LivenessMonitor::State {
       }
       const std::vector<int> silent = watch && counts.size() == seen.size() ? Silent(counts) : std::vector<int>();
       lock.lock();
-      published = done;
       if (watch) gone = silent;
       changed.wait_for(lock, kPeriod, [this] { return stop; });
     }
@@ -186,21 +187,37 @@ LivenessMonitor::~LivenessMonitor() {
   state_->changed.wait_for(lock, kPatience, [this] { return state_->stopped; });
 }
 
+namespace {
+
+/// `ask`'s answer, or `otherwise` when it takes longer than `patience` or throws. In a thread: a stopped process that
+/// holds the store neither answers nor closes the connection.
+template <typename Answer, typename Ask>
+Answer AskTheStore(const Ask& ask, std::chrono::milliseconds patience, const Answer& otherwise) {
+  auto promise = std::make_shared<std::promise<Answer>>();
+  auto future = promise->get_future();
+  std::thread([promise, ask] {
+    try {
+      promise->set_value(ask());
+    } catch (const std::exception&) {
+      promise->set_exception(std::current_exception());
+    }
+  }).detach();
+  if (future.wait_for(patience) != std::future_status::ready) return otherwise;
+  try {
+    return future.get();
+  } catch (const std::exception&) {
+    return otherwise;
+  }
+}
+
+}  // namespace
+
 std::string LivenessMonitor::Explain(const std::string& text, bool communication) {
   const std::string reason = FirstLine(text);
   if (!state_) return reason;
-  // In a thread: a stopped process that holds the store neither answers nor closes the connection.
-  auto answer = std::make_shared<std::promise<std::string>>();
-  auto future = answer->get_future();
-  std::thread([state = state_, answer, reason, communication] {
-    try {
-      answer->set_value(state->Explain(reason, communication));
-    } catch (const std::exception&) {
-      answer->set_value("");
-    }
-  }).detach();
-  std::string line;
-  if (future.wait_for(kPatience + std::chrono::seconds(1)) == std::future_status::ready) line = future.get();
+  const std::string line = AskTheStore<std::string>(
+      [state = state_, reason, communication] { return state->Explain(reason, communication); },
+      kPatience + std::chrono::seconds(1), "");
   if (line.empty()) return communication ? "the rank that holds the store (rank 0) is gone: " + reason : reason;
   // Rank 0 may hold the store: it stays until the others have had time to read the reason.
   if (state_->rank == 0) std::this_thread::sleep_for(kPatience / 2);
@@ -214,19 +231,18 @@ void LivenessMonitor::SetProgress(uint64_t sequence) {
 }
 
 std::vector<int> LivenessMonitor::Behind(uint64_t sequence) {
-  std::vector<int> ranks;
-  if (!state_) return ranks;
-  try {
-    const std::lock_guard<std::mutex> one(state_->store_mutex);
-    for (int r = 0; r < state_->world_size; ++r) {
-      if (r == state_->rank) continue;
-      const bool known = state_->store->check({ProgressKey(r)});
-      if (!known || std::stoull(state_->store->get_to_str(ProgressKey(r))) < sequence) ranks.push_back(r);
+  if (!state_) return {};
+  const auto behind = [state = state_, sequence] {
+    const std::lock_guard<std::mutex> one(state->store_mutex);
+    std::vector<int> ranks;
+    for (int r = 0; r < state->world_size; ++r) {
+      if (r == state->rank) continue;
+      const bool known = state->store->check({ProgressKey(r)});
+      if (!known || std::stoull(state->store->get_to_str(ProgressKey(r))) < sequence) ranks.push_back(r);
     }
-  } catch (const std::exception&) {
-    ranks.clear();
-  }
-  return ranks;
+    return ranks;
+  };
+  return AskTheStore<std::vector<int>>(behind, kPatience, {});
 }
 
 LivenessMonitor::Watch::Watch(LivenessMonitor& monitor) : state_(monitor.state_) {
@@ -251,8 +267,12 @@ std::vector<int> LivenessMonitor::Watch::Gone() const {
 }
 
 bool IsCommunicationError(const std::string& text) {
-  for (const char* sign : {"gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL", "ncclRemote",
-                           "Timed out", "timed out", "TCPStore", "shm: ", "recvValue failed", "sendBytes failed"}) {
+  for (const char* backend : {"shm: ", "gloo: ", "nccl: "}) {  // our own errors' beginnings
+    if (text.rfind(backend, 0) == 0) return true;
+  }
+  for (const char* sign :
+       {"third_party/gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL", "ncclRemote", "Timed out",
+        "timed out", "TCPStore", "recvValue failed", "sendBytes failed"}) {
     if (text.find(sign) != std::string::npos) return true;
   }
   return false;

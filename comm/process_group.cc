@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "lockstep/base/error_text.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/comm/backend_choice.h"
 #include "lockstep/comm/environment.h"
+#include "lockstep/comm/flight_recorder.h"
 #include "lockstep/comm/gloo/gloo.h"
 #include "lockstep/comm/nccl/nccl.h"
 #include "lockstep/comm/rendezvous.h"
@@ -37,23 +39,21 @@ std::string HostOf(StorePtr store) {
   return tcp == nullptr ? "" : tcp->getHost();
 }
 
-/// Makes the backends of one group.
-class Maker {
+/// Makes a group and its backends.
+class GroupBuilder {
  public:
-  Maker(StorePtr store, int rank, int world_size, const ProcessGroupOptions& options)
+  GroupBuilder(StorePtr store, int rank, int world_size, const ProcessGroupOptions& options)
       : store_(std::move(store)), rank_(rank), world_size_(world_size), options_(options) {}
 
-  absl::StatusOr<ProcessGroupPtr> Make(const BackendChoice& choice, const std::string& name) {
+  absl::StatusOr<ProcessGroupPtr> Build(const BackendChoice& choice, const std::string& name) {
     auto group = c10::make_intrusive<c10d::ProcessGroup>(store_, rank_, world_size_);
-    std::string why_not_shm;
-    if (choice.cpu != "gloo") {
-      LOCKSTEP_ASSIGN_OR_RETURN(const bool shm, TakeShm(choice, *group, &why_not_shm));
-      if (shm) why_not_shm.clear();
+    LOCKSTEP_ASSIGN_OR_RETURN(const BackendPtr cpu, CpuBackend(choice.cpu));
+    const BackendType cpu_type = cpu->getBackendName() == "shm" ? BackendType::CUSTOM : BackendType::GLOO;
+    group->setBackend(c10::kCPU, cpu_type, cpu);
+    group->setDefaultBackend(cpu_type);
+    if (choice.cuda == "gloo") {
+      group->setBackend(c10::kCUDA, BackendType::GLOO, cpu_type == BackendType::GLOO ? cpu : WatchedGloo());
     }
-    const bool shm = choice.cpu != "gloo" && why_not_shm.empty();
-    if (!shm) group->setBackend(c10::kCPU, BackendType::GLOO, Gloo());
-    group->setDefaultBackend(shm ? BackendType::CUSTOM : BackendType::GLOO);
-    if (choice.cuda == "gloo") group->setBackend(c10::kCUDA, BackendType::GLOO, Gloo());
     if (choice.cuda == "nccl") {
       LOCKSTEP_ASSIGN_OR_RETURN(BackendPtr nccl,
                                 MakeNcclBackend(Prefixed("nccl"), rank_, world_size_, options_.timeout));
@@ -61,10 +61,14 @@ class Maker {
       group->setDefaultBackend(BackendType::NCCL);
     }
     group->setGroupName(name);  // in flight records
+    if (options_.recorder) {
+      options_.recorder->Joined(name + " over " + cpu->getBackendName());
+      if (choice.cuda == "nccl") options_.recorder->Joined(name + " over nccl");
+    }
     if (rank_ == 0 && (name == kWorld || VLOG_IS_ON(1))) {
-      LOG(INFO) << "process group of " << world_size_ << " ranks: CPU tensors over " << (shm ? "shm" : "gloo")
+      LOG(INFO) << "process group of " << world_size_ << " ranks: CPU tensors over " << cpu->getBackendName()
                 << (choice.cuda.empty() ? "" : ", CUDA tensors over " + choice.cuda)
-                << (why_not_shm.empty() ? "" : "; no shared memory: " + why_not_shm);
+                << (why_not_shm_.empty() ? "" : "; no shared memory: " + why_not_shm_);
     }
     return group;
   }
@@ -72,46 +76,36 @@ class Maker {
  private:
   StorePtr Prefixed(const std::string& name) const { return c10::make_intrusive<c10d::PrefixStore>(name, store_); }
 
-  /// Whether the ranks share memory; then the group has its shm backend.
-  absl::StatusOr<bool> TakeShm(const BackendChoice& choice, c10d::ProcessGroup& group, std::string* why_not) {
+  absl::StatusOr<BackendPtr> CpuBackend(const std::string& choice) {
+    if (choice == "gloo") return WatchedGloo();
     ShmBackendOptions options;
     options.timeout = options_.timeout;
     options.check_shapes = options_.check_collectives;
     options.recorder = options_.recorder;
     auto shm = MakeShmBackend(Prefixed("shm"), rank_, world_size_, options);
-    if (shm.ok()) {
-      group.setBackend(c10::kCPU, BackendType::CUSTOM, *shm);
-      return true;
-    }
     // All ranks have the same answer.
-    if (choice.cpu == "shm" || !absl::IsFailedPrecondition(shm.status())) return shm.status();
-    *why_not = std::string(shm.status().message());
-    return false;
+    if (choice == "shm" || !absl::IsFailedPrecondition(shm.status())) return shm;
+    why_not_shm_ = std::string(shm.status().message());
+    return WatchedGloo();
   }
 
-  BackendPtr Gloo() {
-    if (!gloo_) {
-      gloo_ = Watched(MakeGlooBackend(Prefixed("gloo"), rank_, world_size_, options_.timeout,
-                                      IsLoopback(HostOf(store_)) ? "127.0.0.1" : ""),
-                      "gloo");
-    }
-    return gloo_;
+  BackendPtr Gloo(const std::string& name) const {
+    return MakeGlooBackend(Prefixed(name), rank_, world_size_, options_.timeout,
+                           IsLoopback(HostOf(store_)) ? "127.0.0.1" : "");
   }
 
-  BackendPtr Watched(BackendPtr backend, const std::string& name) {
-    if (options_.check_collectives) {
-      // The comparison itself goes over a Gloo of its own, on which nothing hangs when the collectives differ.
-      backend =
-          CheckCollectives(backend, MakeGlooBackend(Prefixed("check_" + name), rank_, world_size_, options_.timeout,
-                                                    IsLoopback(HostOf(store_)) ? "127.0.0.1" : ""));
-    }
+  BackendPtr WatchedGloo() const { return Watched(Gloo("gloo"), "gloo"); }
+
+  BackendPtr Watched(BackendPtr backend, const std::string& name) const {
+    // The comparison itself goes over a Gloo of its own, on which nothing hangs when the collectives differ.
+    if (options_.check_collectives) backend = CheckCollectives(backend, Gloo("check_" + name));
     return WatchBackend(std::move(backend), Prefixed("watch_" + name), options_.timeout, options_.recorder);
   }
 
   const StorePtr store_;
   const int rank_, world_size_;
   const ProcessGroupOptions& options_;
-  BackendPtr gloo_;
+  std::string why_not_shm_;
 };
 
 absl::StatusOr<ProcessGroupPtr> MakeGroup(const StorePtr& store, int rank, int world_size,
@@ -122,7 +116,7 @@ absl::StatusOr<ProcessGroupPtr> MakeGroup(const StorePtr& store, int rank, int w
   absl::StatusOr<ProcessGroupPtr> group = absl::UnknownError("");
   try {
     here->set(std::to_string(rank), std::vector<uint8_t>{1});
-    group = Maker(store, rank, world_size, options).Make(choice, name);
+    group = GroupBuilder(store, rank, world_size, options).Build(choice, name);
   } catch (const std::exception& e) {
     group = absl::UnavailableError(FirstLine(e.what()));
   }
@@ -191,13 +185,13 @@ absl::StatusOr<ProcessGroupPtr> NewSubGroup(const ProcessGroupPtr& parent, const
   const auto store =
       c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("sub_group/", list, "/", times), parent->getStore());
   return MakeGroup(store, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), options,
-                   absl::StrCat("of ranks ", list, times > 1 ? absl::StrCat(" (", times, ")") : ""));
+                   absl::StrCat(parent->getGroupName(), "/", list, times > 1 ? absl::StrCat("#", times) : ""));
 }
 
 void DestroyProcessGroup(ProcessGroupPtr& group) {
   if (!group) return;
-  Barrier(group);
-  group.reset();
+  const ProcessGroupPtr last = std::exchange(group, nullptr);
+  Barrier(last);
 }
 
 }  // namespace lockstep

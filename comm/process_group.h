@@ -38,12 +38,14 @@ absl::StatusOr<ProcessGroupPtr> InitProcessGroup(const ProcessGroupOptions& opti
 
 /// A group of some of the ranks of `parent`, called by those ranks only; `ranks` is the same list on all of them, and
 /// says who has which rank in the new group. A list of one gives null. Groups are independent: each may be driven by a
-/// thread of its own. Of `options` the store, the ranks and the init method are not looked at. InvalidArgument when
-/// this rank isn't in the list, or the list is wrong.
+/// thread of its own. Of `options` the store, the ranks and the init method are not looked at. Collective for
+/// those ranks. Errors: those of InitProcessGroup, and InvalidArgument when this rank isn't in the list or the list is
+/// wrong.
 absl::StatusOr<ProcessGroupPtr> NewSubGroup(const ProcessGroupPtr& parent, const std::vector<int>& ranks,
                                             const ProcessGroupOptions& options = {});
 
-/// Waits until every rank is here, then lets go of the connections. Null is allowed.
+/// Waits until every rank is here, then lets go of the connections, also when it throws because a rank is gone. Null is
+/// allowed.
 void DestroyProcessGroup(ProcessGroupPtr& group);
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include "lockstep/comm/texts.h"
 
 #include <ATen/Functions.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstring>

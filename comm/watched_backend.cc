@@ -5,6 +5,9 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -65,6 +68,13 @@ class WatchedWork : public c10d::Work {
         sequence_(sequence),
         entry_(entry) {}
 
+  ~WatchedWork() override {
+    // Of one that nobody waited for. On NCCL it says more than is known: the device may not be done.
+    if (shared_->recorder && !ended_ && work_->isCompleted() && shared_->name == "gloo") {
+      shared_->recorder->Ended(entry_, work_->isSuccess() ? "" : "it failed, and nobody waited for it");
+    }
+  }
+
   bool isCompleted() override { return work_->isCompleted(); }
   bool isSuccess() const override { return work_->isSuccess(); }
   std::exception_ptr exception() const override { return work_->exception(); }
@@ -84,8 +94,10 @@ class WatchedWork : public c10d::Work {
                             ? WaitAndLook()
                             : work_->wait(timeout);
       if (shared_->recorder) shared_->recorder->Ended(entry_);
+      ended_ = true;
       return done;
     } catch (const std::exception& e) {
+      ended_ = true;
       shared_->Fail(what_, sequence_, entry_, FirstLine(e.what()));
     }
   }
@@ -97,7 +109,8 @@ class WatchedWork : public c10d::Work {
       try {
         return work_->wait(kLook);
       } catch (const std::exception&) {
-        if (work_->isCompleted()) throw;
+        // It may have come to its end just after its time was up.
+        if (work_->isCompleted()) return work_->wait(kNoTimeout);
       }
       if (!watch) watch = std::make_unique<LivenessMonitor::Watch>(shared_->monitor);
       const std::vector<int> gone = watch->Gone();
@@ -109,6 +122,7 @@ class WatchedWork : public c10d::Work {
   const std::shared_ptr<Shared> shared_;
   const std::string what_;
   const uint64_t sequence_, entry_;
+  std::atomic<bool> ended_{false};  // and on record so
 };
 
 class WatchedBackend : public c10d::Backend {
@@ -269,8 +283,9 @@ class WatchedBackend : public c10d::Backend {
                       absl::StrJoin(tensor.sizes(), ", "), "])");
     }
     FlightRecorder* recorder = shared_->recorder.get();
-    const uint64_t entry =
-        recorder != nullptr ? recorder->Asked(pg_uid_, sequence, operation, reduction, tensor, peer) : 0;
+    const uint64_t entry = recorder != nullptr ? recorder->Asked(pg_uid_ + " over " + shared_->name, sequence,
+                                                                 operation, reduction, tensor, peer)
+                                               : 0;
     WorkPtr work;
     try {
       work = start();

@@ -1,7 +1,6 @@
 #include "lockstep/comm/shm/shm_backend.h"
 
 #include <ATen/Functions.h>
-#include <absl/strings/str_cat.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
@@ -121,7 +120,7 @@ class ShmBackend : public c10d::Backend {
 
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
     const at::Tensor& input = Single(inputs, "allgather");
-    TORCH_CHECK(outputs.size() == 1, "shm: allgather: one list of outputs, not ", outputs.size());
+    TORCH_CHECK(outputs.size() == 1, "backend shm: allgather: one list of outputs, not ", outputs.size());
     CheckList(outputs[0], input, "allgather", "outputs");
     return AllGather(OpType::ALLGATHER, outputs[0], input, options.timeout);
   }
@@ -133,10 +132,11 @@ class ShmBackend : public c10d::Backend {
 
   WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions& options) override {
-    TORCH_CHECK(outputs.size() == static_cast<size_t>(size_), "shm: allgather_coalesced: a list of outputs per rank");
+    TORCH_CHECK(outputs.size() == static_cast<size_t>(size_),
+                "backend shm: allgather_coalesced: a list of outputs per rank");
     for (size_t i = 0; i < inputs.size(); ++i) {
       for (const Tensors& list : outputs) {
-        TORCH_CHECK(list.size() == inputs.size(), "shm: allgather_coalesced: an output per input");
+        TORCH_CHECK(list.size() == inputs.size(), "backend shm: allgather_coalesced: an output per input");
         CheckAlike(list[i], inputs[i], "allgather_coalesced");
       }
     }
@@ -151,7 +151,7 @@ class ShmBackend : public c10d::Backend {
 
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) override {
-    TORCH_CHECK(outputs.size() == inputs.size(), "shm: allgather_into_tensor_coalesced: an output per input");
+    TORCH_CHECK(outputs.size() == inputs.size(), "backend shm: allgather_into_tensor_coalesced: an output per input");
     for (size_t i = 0; i < inputs.size(); ++i) {
       CheckBlocks(outputs[i], inputs[i], "allgather_into_tensor_coalesced", "output", "input");
     }
@@ -166,11 +166,11 @@ class ShmBackend : public c10d::Backend {
     const int root = Root(options.rootRank, "gather");
     Tensors mine;
     if (root == rank_) {
-      TORCH_CHECK(outputs.size() == 1, "shm: gather: the root gives one list of outputs, not ", outputs.size());
+      TORCH_CHECK(outputs.size() == 1, "backend shm: gather: the root gives one list of outputs, not ", outputs.size());
       mine = outputs[0];
       CheckList(mine, input, "gather", "outputs");
     } else {
-      TORCH_CHECK(outputs.empty(), "shm: gather: only the root, rank ", root, ", gives outputs");
+      TORCH_CHECK(outputs.empty(), "backend shm: gather: only the root, rank ", root, ", gives outputs");
     }
     return Submit({OpType::GATHER, input, options.timeout, root}, mine, [this, input, mine](const Call& call) {
       Outputs outputs;
@@ -188,11 +188,11 @@ class ShmBackend : public c10d::Backend {
     const int root = Root(options.rootRank, "scatter");
     Tensors mine;
     if (root == rank_) {
-      TORCH_CHECK(inputs.size() == 1, "shm: scatter: the root gives one list of inputs, not ", inputs.size());
+      TORCH_CHECK(inputs.size() == 1, "backend shm: scatter: the root gives one list of inputs, not ", inputs.size());
       mine = inputs[0];
       CheckList(mine, output, "scatter", "inputs");
     } else {
-      TORCH_CHECK(inputs.empty(), "shm: scatter: only the root, rank ", root, ", gives inputs");
+      TORCH_CHECK(inputs.empty(), "backend shm: scatter: only the root, rank ", root, ", gives inputs");
     }
     return Submit({OpType::SCATTER, output, options.timeout, root}, {output},
                   [this, output, mine, root](const Call& call) {
@@ -212,7 +212,7 @@ class ShmBackend : public c10d::Backend {
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& options) override {
     const at::Tensor& output = Single(outputs, "reduce_scatter");
-    TORCH_CHECK(inputs.size() == 1, "shm: reduce_scatter: one list of inputs, not ", inputs.size());
+    TORCH_CHECK(inputs.size() == 1, "backend shm: reduce_scatter: one list of inputs, not ", inputs.size());
     CheckList(inputs[0], output, "reduce_scatter", "inputs");
     return ReduceScatter(OpType::REDUCE_SCATTER, output, inputs[0], options);
   }
@@ -225,7 +225,7 @@ class ShmBackend : public c10d::Backend {
 
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) override {
-    TORCH_CHECK(outputs.size() == inputs.size(), "shm: reduce_scatter_tensor_coalesced: an output per input");
+    TORCH_CHECK(outputs.size() == inputs.size(), "backend shm: reduce_scatter_tensor_coalesced: an output per input");
     for (size_t i = 0; i < inputs.size(); ++i) {
       CheckBlocks(inputs[i], outputs[i], "reduce_scatter_tensor_coalesced", "input", "output");
     }
@@ -237,11 +237,12 @@ class ShmBackend : public c10d::Backend {
 
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
     TORCH_CHECK(outputs.size() == static_cast<size_t>(size_) && inputs.size() == outputs.size(),
-                "shm: alltoall: one input and one output per rank");
+                "backend shm: alltoall: one input and one output per rank");
     for (const Tensors* list : {&outputs, &inputs}) {
       for (const at::Tensor& tensor : *list) {
         CheckTensor(tensor, "alltoall");
-        TORCH_CHECK(tensor.scalar_type() == inputs[0].scalar_type(), "shm: alltoall: tensors of different dtypes");
+        TORCH_CHECK(tensor.scalar_type() == inputs[0].scalar_type(),
+                    "backend shm: alltoall: tensors of different dtypes");
       }
     }
     return Submit({OpType::ALLTOALL, inputs[0], options.timeout}, outputs,
@@ -262,7 +263,7 @@ class ShmBackend : public c10d::Backend {
                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override {
     CheckTensor(input, "alltoall_base");
     CheckTensor(output, "alltoall_base");
-    TORCH_CHECK(input.scalar_type() == output.scalar_type(), "shm: alltoall_base: tensors of different dtypes");
+    TORCH_CHECK(input.scalar_type() == output.scalar_type(), "backend shm: alltoall_base: tensors of different dtypes");
     const std::vector<int64_t> give = Splits(input, input_splits, "input");
     const std::vector<int64_t> take = Splits(output, output_splits, "output");
     return Submit({OpType::ALLTOALL_BASE, input, options.timeout}, {output},
@@ -287,7 +288,8 @@ class ShmBackend : public c10d::Backend {
 
   WorkPtr send(Tensors& tensors, int to, int tag) override {
     const at::Tensor& tensor = Single(tensors, "send");
-    return mailbox_.Send(tensor.contiguous(), Root(to, "send"), tag, timeout_);
+    const int peer = Root(to, "send");
+    return mailbox_.Send(tensor.contiguous(), peer, tag, timeout_, Recorded(OpType::SEND, tensor, peer));
   }
 
   WorkPtr recv(Tensors& tensors, int from, int tag) override { return Receive(tensors, Root(from, "recv"), tag); }
@@ -349,7 +351,7 @@ class ShmBackend : public c10d::Backend {
     return queue_.Add(what.tensor.defined() && what.tensor.nbytes() >= kLargeBytes, [&](uint64_t sequence) {
       call.what.sequence = sequence;
       const uint64_t entry =
-          recorder_ ? recorder_->Asked(pg_uid_, sequence, what.operation, what.reduction, what.tensor) : 0;
+          recorder_ ? recorder_->Asked(GroupInRecords(), sequence, what.operation, what.reduction, what.tensor) : 0;
       return c10::make_intrusive<CollectiveWork<Body>>(*this, what.operation, std::move(outputs), call, entry,
                                                        std::move(body));
     });
@@ -432,14 +434,28 @@ class ShmBackend : public c10d::Backend {
 
   WorkPtr Receive(Tensors& tensors, int from, int tag) {
     const at::Tensor& tensor = Single(tensors, "recv");
-    TORCH_CHECK(tensor.is_contiguous(), "shm: recv: the tensor must be contiguous");
-    return mailbox_.Receive(tensor, from, tag, timeout_);
+    TORCH_CHECK(tensor.is_contiguous(), "backend shm: recv: the tensor must be contiguous");
+    const OpType operation = from < 0 ? OpType::RECVANYSOURCE : OpType::RECV;
+    return mailbox_.Receive(tensor, from, tag, timeout_, Recorded(operation, tensor, from));
   }
+
+  /// Puts a message on record; to be called at its end.
+  shm::Mailbox::OnDone Recorded(OpType operation, const at::Tensor& tensor, int peer) {
+    if (!recorder_) return nullptr;
+    const uint64_t entry =
+        recorder_->Asked(GroupInRecords(), queue_.last_sequence(), operation, c10d::ReduceOp::UNUSED, tensor, peer);
+    return [recorder = recorder_, entry](const std::string& error) {
+      recorder->Ended(entry, error);
+      if (!error.empty()) recorder->Dump();
+    };
+  }
+
+  std::string GroupInRecords() const { return pg_uid_ + " over shm"; }
 
   /// One collective for each tensor, and a work for them all: the last one's, since they run in order.
   template <typename Start>
   WorkPtr Together(Tensors& tensors, const Start& start) {
-    TORCH_CHECK(!tensors.empty(), "shm: a coalesced collective of no tensors");
+    TORCH_CHECK(!tensors.empty(), "backend shm: a coalesced collective of no tensors");
     WorkPtr last;
     for (at::Tensor& tensor : tensors) last = start(tensor);
     return last;
@@ -458,19 +474,20 @@ class ShmBackend : public c10d::Backend {
   /// Elements for each rank, from numbers of rows; equal ones when none are given.
   std::vector<int64_t> Splits(const at::Tensor& tensor, const std::vector<int64_t>& rows, const char* name) const {
     if (rows.empty()) {
-      TORCH_CHECK(tensor.dim() > 0 && tensor.size(0) % size_ == 0, "shm: alltoall_base: the ", name, "'s first size, ",
-                  tensor.dim() > 0 ? tensor.size(0) : 0, ", is no multiple of the number of ranks, ", size_);
+      TORCH_CHECK(tensor.dim() > 0 && tensor.size(0) % size_ == 0, "backend shm: alltoall_base: the ", name,
+                  "'s first size, ", tensor.dim() > 0 ? tensor.size(0) : 0, ", is no multiple of the number of ranks, ",
+                  size_);
       return std::vector<int64_t>(size_, tensor.numel() / size_);
     }
-    TORCH_CHECK(rows.size() == static_cast<size_t>(size_), "shm: alltoall_base: ", rows.size(), " ", name,
+    TORCH_CHECK(rows.size() == static_cast<size_t>(size_), "backend shm: alltoall_base: ", rows.size(), " ", name,
                 " splits for ", size_, " ranks");
     int64_t sum = 0;
     for (int64_t n : rows) {
-      TORCH_CHECK(n >= 0, "shm: alltoall_base: a negative ", name, " split: ", n);
+      TORCH_CHECK(n >= 0, "backend shm: alltoall_base: a negative ", name, " split: ", n);
       sum += n;
     }
-    TORCH_CHECK(tensor.dim() > 0 && sum == tensor.size(0), "shm: alltoall_base: the ", name, " splits sum to ", sum,
-                ", and the tensor has ", tensor.dim() > 0 ? tensor.size(0) : 0, " rows");
+    TORCH_CHECK(tensor.dim() > 0 && sum == tensor.size(0), "backend shm: alltoall_base: the ", name, " splits sum to ",
+                sum, ", and the tensor has ", tensor.dim() > 0 ? tensor.size(0) : 0, " rows");
     const int64_t row = tensor.size(0) == 0 ? 0 : tensor.numel() / tensor.size(0);
     std::vector<int64_t> elements;
     for (int64_t n : rows) elements.push_back(n * row);
@@ -478,34 +495,34 @@ class ShmBackend : public c10d::Backend {
   }
 
   int Root(int64_t rank, const char* name) const {
-    TORCH_CHECK(rank >= 0 && rank < size_, "shm: ", name, ": rank ", rank, " in a group of ", size_);
+    TORCH_CHECK(rank >= 0 && rank < size_, "backend shm: ", name, ": rank ", rank, " in a group of ", size_);
     return static_cast<int>(rank);
   }
 
   static void CheckTensor(const at::Tensor& tensor, const char* name) {
-    TORCH_CHECK(tensor.defined(), "shm: ", name, ": an undefined tensor");
-    TORCH_CHECK(tensor.layout() == at::kStrided, "shm: ", name, ": a ", tensor.layout(),
+    TORCH_CHECK(tensor.defined(), "backend shm: ", name, ": an undefined tensor");
+    TORCH_CHECK(tensor.layout() == at::kStrided, "backend shm: ", name, ": a ", tensor.layout(),
                 " tensor; only dense ones are moved");
-    TORCH_CHECK(tensor.device().is_cpu(), "shm: ", name, ": a tensor on ", tensor.device(),
+    TORCH_CHECK(tensor.device().is_cpu(), "backend shm: ", name, ": a tensor on ", tensor.device(),
                 "; only CPU tensors are moved");
   }
 
   static const at::Tensor& Single(const Tensors& tensors, const char* name) {
-    TORCH_CHECK(tensors.size() == 1, "shm: ", name, ": one tensor, not ", tensors.size());
+    TORCH_CHECK(tensors.size() == 1, "backend shm: ", name, ": one tensor, not ", tensors.size());
     CheckTensor(tensors[0], name);
     return tensors[0];
   }
 
   static void CheckAlike(const at::Tensor& tensor, const at::Tensor& like, const char* name) {
     CheckTensor(tensor, name);
-    TORCH_CHECK(tensor.scalar_type() == like.scalar_type() && tensor.numel() == like.numel(), "shm: ", name, ": a ",
-                tensor.scalar_type(), " tensor of ", tensor.sizes(), " beside a ", like.scalar_type(), " tensor of ",
-                like.sizes());
+    TORCH_CHECK(tensor.scalar_type() == like.scalar_type() && tensor.numel() == like.numel(), "backend shm: ", name,
+                ": a ", tensor.scalar_type(), " tensor of ", tensor.sizes(), " beside a ", like.scalar_type(),
+                " tensor of ", like.sizes());
   }
 
   void CheckList(const Tensors& list, const at::Tensor& like, const char* name, const char* what) const {
-    TORCH_CHECK(list.size() == static_cast<size_t>(size_), "shm: ", name, ": ", list.size(), " ", what, " for ", size_,
-                " ranks");
+    TORCH_CHECK(list.size() == static_cast<size_t>(size_), "backend shm: ", name, ": ", list.size(), " ", what, " for ",
+                size_, " ranks");
     for (const at::Tensor& tensor : list) CheckAlike(tensor, like, name);
   }
 
@@ -513,9 +530,9 @@ class ShmBackend : public c10d::Backend {
                    const char* part_name) const {
     CheckTensor(whole, name);
     CheckTensor(part, name);
-    TORCH_CHECK(whole.scalar_type() == part.scalar_type() && whole.numel() == part.numel() * size_, "shm: ", name,
-                ": the ", whole_name, " (", whole.scalar_type(), " ", whole.sizes(), ") is not ", size_, " times the ",
-                part_name, " (", part.scalar_type(), " ", part.sizes(), ")");
+    TORCH_CHECK(whole.scalar_type() == part.scalar_type() && whole.numel() == part.numel() * size_,
+                "backend shm: ", name, ": the ", whole_name, " (", whole.scalar_type(), " ", whole.sizes(), ") is not ",
+                size_, " times the ", part_name, " (", part.scalar_type(), " ", part.sizes(), ")");
   }
 
   static void CheckReduction(OpType operation, const c10d::ReduceOp& reduction, const at::Tensor& tensor) {

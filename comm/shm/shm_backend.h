@@ -22,7 +22,8 @@ struct ShmBackendOptions {
 /// A backend for CPU tensors of ranks that share a host, through shared memory. Collective.
 ///
 /// Errors, the same on all ranks: FailedPrecondition when two ranks can't share memory, which is tried out by passing a
-/// file descriptor between each pair over a Unix socket of their network namespace; Unavailable when ranks don't come.
+/// file descriptor between each pair over a Unix socket of their network namespace; Unavailable when ranks don't come;
+/// Internal when what lies in the store is of somebody else.
 ///
 /// What it offers beyond c10d's Backend:
 ///  - `allocateTensor` gives zeroed tensors in shared memory, of which collectives copy nothing, as long as all ranks
@@ -30,7 +31,8 @@ struct ShmBackendOptions {
 ///    when the tensor does. A tensor of another group is copied like any other.
 ///  - Collectives of a group run in the order in which they are asked for. Whoever waits for one runs it; one that
 ///    nobody waits for is run by a thread. Sends and receives, matched by tag, move by the side of that.
-///  - All ranks' sums have the same bits. Half types are reduced in float and rounded once.
+///  - All ranks' sums have the same bits. Half types are summed, averaged and compared in float and
+///    rounded once.
 ///  - When a rank's process ends, the others' collectives throw within about 0.1 seconds and name it. A timeout names
 ///    the operation, its number and the ranks that did not come. After an error the group is of no use any more.
 ///

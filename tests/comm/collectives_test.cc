@@ -245,6 +245,61 @@ TEST_P(EachBackend, TensorsThatAreNotContiguous) {
   EXPECT_TRUE(expanded.eq(world()).all().item<bool>());
 }
 
+TEST_P(EachBackend, AnyShapesOfTheRightNumberOfElements) {
+  // 0-dimensional, stacked and concatenated.
+  const at::Tensor scalar = at::full({}, rank() + 1.0);
+  at::Tensor all = at::zeros({world()});
+  AllGatherInto(all, scalar, group());
+  EXPECT_TRUE(all.equal(at::arange(1, world() + 1).to(at::kFloat)));
+  at::Tensor sum = at::zeros({});
+  ReduceScatter(sum, at::ones({world()}), group());
+  EXPECT_EQ(sum.item<float>(), world());
+  at::Tensor stacked = at::zeros({world(), 2, 2}), rows = at::zeros({2 * world(), 2});
+  const at::Tensor square = at::full({2, 2}, rank() + 1.0);
+  AllGatherInto(stacked, square, group());
+  AllGatherInto(rows, square, group());
+  for (int r = 0; r < world(); ++r) {
+    EXPECT_TRUE(stacked[r].eq(r + 1).all().item<bool>());
+    EXPECT_TRUE(rows.narrow(0, 2 * r, 2).eq(r + 1).all().item<bool>());
+  }
+  at::Tensor part = at::zeros({4});
+  ReduceScatter(part, stacked, group());
+  EXPECT_TRUE(part.eq(world() * (rank() + 1)).all().item<bool>());
+  AllReduce(sum, group());
+  Broadcast(sum, group());
+  EXPECT_EQ(Gather(scalar, group()).size(), rank() == 0 ? static_cast<size_t>(world()) : 0u);
+}
+
+TEST_P(EachBackend, ConjugatedAndNegatedViewsKeepTheirValues) {
+  const at::Tensor z = at::complex(at::full({3}, 1.0), at::full({3}, rank() + 1.0)).conj();
+  EXPECT_TRUE(at::imag(AllGather(z, group())[0].resolve_conj()).eq(-1).all().item<bool>());
+  at::Tensor total = z.clone();
+  at::Tensor view = total.conj();
+  AllReduce(view, group());
+  EXPECT_TRUE(at::imag(total.resolve_conj()).abs().eq(world() * (world() + 1) / 2).all().item<bool>());
+  const at::Tensor negated = at::imag(at::complex(at::zeros({3}), at::full({3}, rank() + 1.0)).conj());
+  EXPECT_TRUE(AllGather(negated, group())[world() - 1].eq(-world()).all().item<bool>());
+  if (world() > 1 && rank() < 2) {
+    at::Tensor in = at::zeros({3}, at::kComplexFloat);
+    if (rank() == 0) Send(z, 1, group());
+    if (rank() == 1) Receive(in, 0, group());
+    EXPECT_TRUE(rank() == 0 || at::imag(in).eq(-1).all().item<bool>());
+  }
+}
+
+TEST_P(EachBackend, APolledWorkOfATensorThatIsNotContiguousHasItsResult) {
+  at::Tensor t = at::full({2, 3}, rank() + 1.0).t();
+  const WorkPtr work = AllReduceAsync(t, group());
+  while (!work->isCompleted()) std::this_thread::yield();
+  EXPECT_TRUE(t.eq(world() * (world() + 1) / 2.0).all().item<bool>());
+  at::Tensor u = at::full({2, 3}, rank() + 1.0).t();
+  AllReduceAsync(u, group())->getFuture()->wait();
+  EXPECT_TRUE(u.eq(world() * (world() + 1) / 2.0).all().item<bool>());
+  if (world() > 1) {
+    EXPECT_THROW(AllReduce(at::zeros({1}).expand({4}), group()), c10::Error);
+  }
+}
+
 TEST_P(EachBackend, ManyUnderWayAtOnce) {
   std::vector<at::Tensor> sums, copies;
   std::vector<WorkPtr> works;

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "lockstep/base/error_text.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/flight_recorder.h"
 #include "lockstep/comm/process_group.h"
 

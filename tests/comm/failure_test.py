@@ -129,7 +129,7 @@ class Failures(unittest.TestCase):
                 self.assertEqual(flight["entries"][-1]["state"], "failed")
                 report = subprocess.run([REPORT, run.folder], stdout=subprocess.PIPE, text=True, check=True).stdout
                 self.assertIn("3 of 3 ranks\n", report)
-                self.assertIn("group world: alike from #1 to #100; they part at #101:\n", report)
+                self.assertIn(f"group world over {backend}: alike from #1 to #100; they part at #101:\n", report)
                 self.assertIn("  rank 0: ALLREDUCE (sum of Float [1000]), failed", report)
                 self.assertIn("  rank 1: never called it; its last is #100 ALLREDUCE", report)
 

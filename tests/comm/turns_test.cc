@@ -81,6 +81,17 @@ TEST(Differentiable, AllReduceGivesEachRankTheSumOfTheGradients) {
   EXPECT_TRUE(x.grad().eq(World() * (World() + 1)).all().item<bool>()) << x.grad();
 }
 
+TEST(Differentiable, SecondDerivatives) {
+  // f = Σ_ranks (Σ_r x_r)³ / N, on each rank; df/dx_r = 3 s² and d²f = 6 s · N where every rank asks for it.
+  at::Tensor x = at::full({1}, Rank() + 1.0).requires_grad_();
+  const at::Tensor s = DifferentiableAllReduce(x, Group());
+  const double sum = World() * (World() + 1) / 2.0;
+  const auto first = torch::autograd::grad({s.pow(3).sum() / World()}, {x}, {}, true, /*create_graph=*/true)[0];
+  EXPECT_NEAR(first.item<double>(), 3 * sum * sum, 1e-3);
+  const auto second = torch::autograd::grad({first.sum()}, {x})[0];
+  EXPECT_NEAR(second.item<double>(), 6 * sum * World(), 1e-2);
+}
+
 TEST(Differentiable, AllGatherGivesEachRankItsPart) {
   at::Tensor x = at::full({2, 3}, Rank() + 1.0).t().requires_grad_();
   const at::Tensor all = DifferentiableAllGather(x, Group());

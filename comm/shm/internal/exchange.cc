@@ -1,6 +1,5 @@
 #include "lockstep/comm/shm/internal/exchange.h"
 
-#include <absl/strings/str_cat.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -51,7 +50,7 @@ bool Exchange::AllRanks(const Predicate& predicate) {
 
 /// The first exchange of a collective.
 void Exchange::Meet() {
-  rounds_.ExchangeAndCompare();
+  rounds_.PublishAndCompare();
   for (int r = 0; r < peers_.size(); ++r) {
     if (r != peers_.rank()) memory_.Hear(r, rounds_.Of(r).descriptor);
   }
@@ -60,15 +59,41 @@ void Exchange::Meet() {
 /// Nobody goes on before all have finished with each other's memory.
 void Exchange::Finish() {
   rounds_.Next();
-  rounds_.Exchange();
+  rounds_.PublishAndWait();
 }
 
 void Exchange::Barrier(const Call& call) {
   rounds_.Begin(call);
-  rounds_.ExchangeAndCompare();
+  rounds_.PublishAndCompare();
+}
+
+/// Whether writing what is taken would change what is given, before all have read it. A rank's own block may be where
+/// it goes to.
+static bool Overlap(const Exchange::Plan& plan, int me) {
+  for (size_t t = 0; t < plan.take.size(); ++t) {
+    for (size_t g = 0; g < plan.give.size(); ++g) {
+      const Exchange::Block &take = plan.take[t], &give = plan.give[g];
+      const bool apart = take.data + take.bytes <= give.data || give.data + give.bytes <= take.data;
+      const bool own = take.data == give.data && (plan.reduce || t == static_cast<size_t>(me)) &&
+                       (plan.same || g == static_cast<size_t>(me));
+      if (take.bytes > 0 && give.bytes > 0 && !apart && !own) return true;
+    }
+  }
+  return false;
 }
 
 void Exchange::Pull(const Call& call, const Plan& plan) {
+  if (!Overlap(plan, peers_.rank())) return PullApart(call, plan);
+  Plan copy = plan;
+  std::vector<std::vector<char>> blocks;
+  for (Block& block : copy.give) {
+    blocks.emplace_back(block.data, block.data + block.bytes);
+    block.data = blocks.back().data();
+  }
+  PullApart(call, copy);
+}
+
+void Exchange::PullApart(const Call& call, const Plan& plan) {
   const int n = peers_.size(), me = peers_.rank();
   // A payload begins with the sizes of what each rank may take, then comes a piece for each or one for all.
   const int64_t table = RoundUp(static_cast<int64_t>(sizeof(int64_t)) * n);
@@ -125,12 +150,9 @@ void Exchange::Pull(const Call& call, const Plan& plan) {
     }
     if (plan.take.empty()) continue;
     const int64_t expected = plan.take[plan.reduce ? 0 : r].bytes;
-    TORCH_CHECK_WITH(DistBackendError, expected == 0 || expected == theirs[me],
-                     "shm: ", Rounds::Name(rounds_.Of(me).descriptor), ": rank ", r, " gives rank ", me, " ",
-                     theirs[me], " bytes, which takes ", expected);
-    // For all-to-all: what nobody takes is an error too.
-    TORCH_CHECK_WITH(DistBackendError, plan.same || expected == theirs[me] || call.what.root >= 0,
-                     "shm: ", Rounds::Name(rounds_.Of(me).descriptor), ": rank ", r, " gives rank ", me, " ",
+    // Where there is a root, ranks need not take what the root gives to others.
+    const bool fits = expected == theirs[me] || (expected == 0 && (plan.same || call.what.root >= 0));
+    TORCH_CHECK_WITH(DistBackendError, fits, "shm: ", Rounds::Name(call.what), ": rank ", r, " gives rank ", me, " ",
                      theirs[me], " bytes, which takes ", expected);
   }
 
@@ -150,7 +172,7 @@ void Exchange::Pull(const Call& call, const Plan& plan) {
     for (int r = 0; r < n; ++r) rounds = std::max(rounds, rounds_.Of(r).descriptor.rounds);
     for (uint32_t k = 0; k < rounds; ++k) {
       fill(rounds_.Next(), k);
-      rounds_.Exchange();
+      rounds_.PublishAndWait();
       take([&](int64_t bytes) { return Piece(bytes, piece, k); }, from_slot);
     }
   }
@@ -213,7 +235,7 @@ void Exchange::AllReducePieces(const Call& call, char* data) {
     // My own part of the piece is read by me alone, from the tensor.
     Copy(slot.payload, data + now.begin, my_part.begin);
     Copy(slot.payload + my_part.end, data + now.begin + my_part.end, now.size() - my_part.end);
-    rounds_.Exchange();
+    rounds_.PublishAndWait();
     for (int i = 1; i < n && wanted && k > 0; ++i) {
       const int r = (me + i) % n;
       const Range part = Part(last.size(), r, n);

@@ -32,7 +32,7 @@ class Exchange {
     bool reduce = false;      ///< What is taken is reduced into take[0]; all have its size.
   };
   /// Every rank gives blocks and takes some of what the others give: broadcast, gather, scatter, all-to-all,
-  /// reduce-scatter.
+  /// reduce-scatter. What is taken may overwrite what is given.
   void Pull(const Call& call, const Plan& plan);
 
   /// In place: `data` of all ranks, of as many elements as the call says, reduced; on all of them, or on the call's
@@ -42,6 +42,7 @@ class Exchange {
   void Barrier(const Call& call);
 
  private:
+  void PullApart(const Call& call, const Plan& plan);
   void AllReduceShared(const Call& call);
   void AllReducePieces(const Call& call, char* data);
   void Meet();

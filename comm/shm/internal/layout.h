@@ -12,6 +12,9 @@
 // What lies in the memory of each rank, as all ranks of the host see it.
 namespace lockstep::shm {
 
+/// In a group.
+constexpr int kMaxRanks = 1024;
+
 /// What a rank is about to do: what the others need to know, and what they must have in common.
 struct Descriptor {
   static constexpr int kMaxDims = 8;
@@ -54,12 +57,18 @@ struct Pipe {
   alignas(64) char bytes[kPipeBytes];
 };
 
-enum class RankState : uint32_t { kHere, kLeft, kFailed };
+/// kLeaving: it receives nothing any more, and still sends what it has begun to send.
+enum class RankState : uint32_t { kHere, kLeaving, kLeft, kFailed };
+
+// Between processes an atomic must be no lock of one of them, and a futex is 32 bits.
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<RankState>::is_always_lock_free);
+static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4);
 
 struct RankMemory {
   uint64_t token = 0;  ///< Says to whoever has mapped this whose memory it is.
   cpu_set_t cores{};   ///< Where the rank may run.
   std::atomic<RankState> state{RankState::kHere};
+  int32_t culprit = -1;    ///< Who failed first, if this rank failed because of it; else itself.
   char reason[1024] = {};  ///< Why it failed; written before the state.
   Counter round;           ///< The last round that this rank has published.
   Counter mail;            ///< Counts whatever others do to this rank's sends and receives.

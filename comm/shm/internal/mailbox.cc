@@ -1,11 +1,13 @@
 #include "lockstep/comm/shm/internal/mailbox.h"
 
+#include <ATen/core/ivalue.h>
 #include <absl/strings/str_cat.h>
 #include <c10/util/Exception.h>
 #include <c10/util/thread_name.h>
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -54,23 +56,26 @@ struct Mailbox::Message {
   int64_t body_bytes = 0;
   c10::intrusive_ptr<Transfer> receiver;
   std::vector<char> body;
+  bool lost = false;      ///< There was no memory for it: it is only taken out of the pipe.
+  bool unwanted = false;  ///< Likewise, since its receive has failed meanwhile.
   bool whole() const { return header_bytes == sizeof(Header) && body_bytes == header.bytes; }
 };
 
 class Mailbox::Transfer : public c10d::Work {
  public:
   Transfer(Mailbox& mailbox, int rank, c10d::OpType operation, at::Tensor data, int other, int tag_,
-           std::chrono::milliseconds timeout)
+           std::chrono::milliseconds timeout, OnDone on_done)
       : Work(rank, operation),
         tensor(std::move(data)),
         peer(other),
         tag(tag_),
         limit(timeout),
         deadline(Clock::now() + timeout),
-        mailbox_(mailbox) {}
+        mailbox_(mailbox),
+        on_done_(std::move(on_done)) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
-    mailbox_.RunUntil(*this, timeout);
+    if (!done.load(std::memory_order_acquire)) mailbox_.RunUntil(*this, timeout);
     const std::lock_guard<std::mutex> lock(mutex_);
     if (exception_) std::rethrow_exception(exception_);
     return true;
@@ -84,30 +89,41 @@ class Mailbox::Transfer : public c10d::Work {
   std::vector<at::Tensor> result() override { return {tensor}; }
   void synchronize() override {}
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!future_) {
-      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-      if (completed_) Tell();
-    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (future_) return future_;
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    const bool completed = completed_;  // then nobody else completes the future
+    lock.unlock();
+    if (completed) CompleteFuture();
     return future_;
   }
 
-  void Finish(std::exception_ptr error) {
+  /// Under the mailbox's mutex, as all that follows.
+  void Finish(std::exception_ptr error, const std::string& why = "") {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (completed_) return;  // it failed before its message was whole
       completed_ = true;
       exception_ = std::move(error);
       done.store(true, std::memory_order_release);
-      if (future_) Tell();
+      // What hangs on the future may use this mailbox.
+      if (future_) mailbox_.completed_.push_back(c10::intrusive_ptr<Transfer>::reclaim_copy(this));
     }
     cv_.notify_all();
+    if (on_done_) on_done_(why);
+  }
+  void CompleteFuture() {
+    if (exception_) {
+      future_->setError(exception_);
+    } else {
+      future_->markCompleted(std::vector<at::Tensor>{tensor});
+    }
   }
   void Fail(const std::string& why) {
     try {
       TORCH_CHECK_WITH(DistBackendError, false, "shm: ", Name(), why);
     } catch (...) {
-      Finish(std::current_exception());
+      Finish(std::current_exception(), why);
     }
   }
   std::string Name() const {
@@ -130,14 +146,8 @@ class Mailbox::Transfer : public c10d::Work {
   std::atomic<bool> done{false};
 
  private:
-  void Tell() {
-    if (exception_) {
-      future_->setError(exception_);
-    } else {
-      future_->markCompleted(std::vector<at::Tensor>{tensor});
-    }
-  }
   Mailbox& mailbox_;
+  const OnDone on_done_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
@@ -149,19 +159,21 @@ Mailbox::~Mailbox() {
     stop_ = true;
   }
   wake_.notify_all();
-  peers_.mine().mail.Bump();
+  peers_.Leave();
   if (thread_.joinable()) thread_.join();
 }
 
 c10::intrusive_ptr<c10d::Work> Mailbox::Send(const at::Tensor& tensor, int to, int tag,
-                                             std::chrono::milliseconds timeout) {
-  return Begin(c10::make_intrusive<Transfer>(*this, peers_.rank(), c10d::OpType::SEND, tensor, to, tag, timeout));
+                                             std::chrono::milliseconds timeout, OnDone on_done) {
+  return Begin(c10::make_intrusive<Transfer>(*this, peers_.rank(), c10d::OpType::SEND, tensor, to, tag, timeout,
+                                             std::move(on_done)));
 }
 
 c10::intrusive_ptr<c10d::Work> Mailbox::Receive(const at::Tensor& tensor, int from, int tag,
-                                                std::chrono::milliseconds timeout) {
+                                                std::chrono::milliseconds timeout, OnDone on_done) {
   const auto operation = from < 0 ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
-  return Begin(c10::make_intrusive<Transfer>(*this, peers_.rank(), operation, tensor, from, tag, timeout));
+  return Begin(
+      c10::make_intrusive<Transfer>(*this, peers_.rank(), operation, tensor, from, tag, timeout, std::move(on_done)));
 }
 
 c10::intrusive_ptr<c10d::Work> Mailbox::Begin(c10::intrusive_ptr<Transfer> transfer) {
@@ -221,7 +233,13 @@ bool Mailbox::Pump(int from) {
         }
         const bool fits =
             message->receiver && message->header.bytes == static_cast<int64_t>(message->receiver->tensor.nbytes());
-        if (!fits) message->body.resize(static_cast<size_t>(message->header.bytes));
+        if (!fits) {
+          try {
+            message->body.resize(static_cast<size_t>(message->header.bytes));
+          } catch (const std::bad_alloc&) {
+            message->lost = true;
+          }
+        }
       }
     }
     if (message->header_bytes == sizeof(Header) && !message->whole()) {
@@ -237,26 +255,33 @@ bool Mailbox::Pump(int from) {
       if (bytes > 0) continue;
       break;
     }
-    if (!message->receiver) {
-      arrived_[from].push_back(std::move(message));
+    std::unique_ptr<Message> whole = std::move(message);
+    if (whole->receiver) {
+      Deliver(*whole, from, *whole->receiver);
+    } else if (!whole->unwanted) {
+      arrived_[from].push_back(std::move(whole));
       // Its receive may have been begun since it began to come; no later message may overtake it.
       for (const auto& transfer : receives_) ProgressReceive(*transfer);
-    } else {
-      const c10::intrusive_ptr<Transfer> receiver = message->receiver;
-      const Header header = message->header;
-      message.reset();
-      Transfer& transfer = *receiver;
-      if (header.bytes != static_cast<int64_t>(transfer.tensor.nbytes()) ||
-          header.dtype != static_cast<int32_t>(transfer.tensor.scalar_type())) {
-        transfer.Fail(absl::StrCat(": rank ", from, " sent ", header.bytes, " bytes of ",
-                                   c10::toString(static_cast<c10::ScalarType>(header.dtype))));
-      } else {
-        transfer.Finish(nullptr);
-      }
     }
   }
   if (moved) peers_.memory(from).mail.Bump();
   return moved;
+}
+
+/// Ends a receive with its whole message.
+void Mailbox::Deliver(const Message& message, int from, Transfer& transfer) {
+  const Header& header = message.header;
+  if (header.bytes != static_cast<int64_t>(transfer.tensor.nbytes()) ||
+      header.dtype != static_cast<int32_t>(transfer.tensor.scalar_type())) {
+    transfer.Fail(absl::StrCat(": rank ", from, " sent ", header.bytes, " bytes of ",
+                               c10::toString(static_cast<c10::ScalarType>(header.dtype))));
+  } else if (message.lost) {
+    transfer.Fail(absl::StrCat(": rank ", from, " sent ", header.bytes,
+                               " bytes before this was called, for which there was no memory"));
+  } else {
+    if (!message.body.empty()) std::memcpy(transfer.tensor.data_ptr(), message.body.data(), message.body.size());
+    transfer.Finish(nullptr);
+  }
 }
 
 /// Looks among what was put aside.
@@ -265,20 +290,10 @@ bool Mailbox::ProgressReceive(Transfer& transfer) {
   for (int from = 0; from < peers_.size(); ++from) {
     if (transfer.peer >= 0 && transfer.peer != from) continue;
     for (auto message = arrived_[from].begin(); message != arrived_[from].end(); ++message) {
-      const Header header = (*message)->header;
-      if (header.tag != transfer.tag) continue;
+      if ((*message)->header.tag != transfer.tag) continue;
       transfer.matched = true;
       transfer.peer = from;
-      if (header.bytes != static_cast<int64_t>(transfer.tensor.nbytes()) ||
-          header.dtype != static_cast<int32_t>(transfer.tensor.scalar_type())) {
-        transfer.Fail(absl::StrCat(": rank ", from, " sent ", header.bytes, " bytes of ",
-                                   c10::toString(static_cast<c10::ScalarType>(header.dtype))));
-      } else {
-        if (header.bytes > 0) {
-          std::memcpy(transfer.tensor.data_ptr(), (*message)->body.data(), static_cast<size_t>(header.bytes));
-        }
-        transfer.Finish(nullptr);
-      }
+      Deliver(**message, from, transfer);
       arrived_[from].erase(message);
       return true;
     }
@@ -304,6 +319,7 @@ bool Mailbox::Progress() {
   }
   sends_.remove_if([](const auto& transfer) { return transfer->over; });
   receives_.remove_if([](const auto& transfer) { return transfer->done.load(); });
+  CompleteFutures();
   if (moved && waiting_.load() > 0) peers_.mine().mail.Bump();
   return moved;
 }
@@ -312,10 +328,22 @@ bool Mailbox::Progress() {
 void Mailbox::Expire() {
   const auto now = Clock::now();
   const auto why_not = [&](const Transfer& transfer) -> std::optional<std::string> {
+    const bool sends = transfer.retrieveOpType() == c10d::OpType::SEND;
     if (aborted_.load()) return ": aborted";
-    for (int r = 0; r < peers_.size(); ++r) {
-      if (r == peers_.rank() || (transfer.peer >= 0 && transfer.peer != r)) continue;
-      if (const auto why = peers_.WhyGone(r)) return ": " + *why;
+    if (stop_ && !sends) return ": its group is gone";
+    if (transfer.peer >= 0 && transfer.peer != peers_.rank()) {
+      if (sends && peers_.memory(transfer.peer).state.load() == RankState::kLeaving) {
+        return absl::StrCat(": rank ", transfer.peer, " has left the group");
+      }
+      if (const auto why = peers_.WhyGone(transfer.peer)) return ": " + *why;
+    } else if (transfer.peer < 0) {  // from anyone: as long as there is anyone
+      std::optional<std::string> why;
+      for (int r = 0; r < peers_.size(); ++r) {
+        if (r == peers_.rank()) continue;
+        why = peers_.WhyGone(r);
+        if (!why) break;
+      }
+      if (why) return ": " + *why;
     }
     if (now < transfer.deadline) return std::nullopt;
     return absl::StrCat(" timed out after ", transfer.limit.count(), " ms");
@@ -332,18 +360,30 @@ void Mailbox::Expire() {
   for (const auto& [transfer, why] : failed) {
     if (transfer->done.load() && transfer->retrieveOpType() != c10d::OpType::SEND) continue;
     transfer->Fail(why);
+    // What is still to come must not be written to a tensor that is the caller's again.
+    for (const auto& message : arriving_) {
+      if (message && message->receiver == transfer) {
+        message->receiver.reset();
+        message->unwanted = true;
+      }
+    }
     // Half a message must become whole, if there is still anybody to read it.
     transfer->over = transfer->moved == 0 || stop_ || aborted_.load() || peers_.WhyGone(transfer->peer).has_value();
   }
   sends_.remove_if([](const auto& transfer) { return transfer->over; });
   receives_.remove_if([](const auto& transfer) { return transfer->done.load(); });
+  CompleteFutures();
 }
 
 void Mailbox::RunUntil(Transfer& transfer, std::chrono::milliseconds timeout) {
   const Waiter waiter(peers_.fit_cores());
   const auto begin = Clock::now();
   auto next_look = begin + kLook;
-  ++waiting_;
+  struct Counted {
+    explicit Counted(std::atomic<int>& counter) : count(counter) { ++count; }
+    ~Counted() { --count; }
+    std::atomic<int>& count;
+  } counted(waiting_);
   while (!transfer.done.load(std::memory_order_acquire)) {
     const uint32_t mail = peers_.mine().mail.value.load();
     bool moved;
@@ -359,9 +399,17 @@ void Mailbox::RunUntil(Transfer& transfer, std::chrono::milliseconds timeout) {
     if (timeout != kNoTimeout && Clock::now() >= begin + timeout) break;
     waiter.WaitOnce(peers_.mine().mail, mail + 1);
   }
-  --waiting_;
   TORCH_CHECK_WITH(DistBackendError, transfer.done.load(), "shm: ", transfer.Name(), ": wait timed out after ",
                    timeout.count(), " ms");
+}
+
+/// Under the mutex. In a thread of its own: what hangs on a future may wait for another message.
+void Mailbox::CompleteFutures() {
+  if (completed_.empty()) return;
+  std::thread([completed = std::move(completed_)] {
+    for (const auto& transfer : completed) transfer->CompleteFuture();
+  }).detach();
+  completed_.clear();
 }
 
 void Mailbox::ThreadMain() {
@@ -381,7 +429,7 @@ void Mailbox::ThreadMain() {
     }
     const uint32_t mail = peers_.mine().mail.value.load();
     const bool moved = Progress();
-    if (const auto now = Clock::now(); now >= next_look) {
+    if (const auto now = Clock::now(); stop_ || now >= next_look) {
       next_look = now + kLook;
       Expire();
     }

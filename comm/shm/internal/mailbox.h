@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -24,16 +25,20 @@ namespace lockstep::shm {
 class Mailbox {
  public:
   explicit Mailbox(Peers& peers);
-  /// Goes on until all that was begun is done or has failed.
+  /// Sends what it has begun to send to those who are still there; receives fail.
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
+  /// Called when a message is through, or has failed, with the reason; it must not use the mailbox.
+  using OnDone = std::function<void(const std::string& error)>;
+
   /// `tensor` is contiguous and stays as it is until the work is done.
-  c10::intrusive_ptr<c10d::Work> Send(const at::Tensor& tensor, int to, int tag, std::chrono::milliseconds timeout);
+  c10::intrusive_ptr<c10d::Work> Send(const at::Tensor& tensor, int to, int tag, std::chrono::milliseconds timeout,
+                                      OnDone on_done = nullptr);
   /// From any rank when `from` is -1. The message must have the dtype and the number of elements of `tensor`.
-  c10::intrusive_ptr<c10d::Work> Receive(const at::Tensor& tensor, int from, int tag,
-                                         std::chrono::milliseconds timeout);
+  c10::intrusive_ptr<c10d::Work> Receive(const at::Tensor& tensor, int from, int tag, std::chrono::milliseconds timeout,
+                                         OnDone on_done = nullptr);
 
   void Abort() { aborted_ = true; }
 
@@ -48,6 +53,8 @@ class Mailbox {
   bool ProgressSend(Transfer& transfer);
   bool ProgressReceive(Transfer& transfer);
   bool Pump(int from);
+  static void Deliver(const Message& message, int from, Transfer& transfer);
+  void CompleteFutures();
   void Expire();
   /// Moves things in the calling thread until `transfer` is done.
   void RunUntil(Transfer& transfer, std::chrono::milliseconds timeout);
@@ -58,6 +65,7 @@ class Mailbox {
   std::list<c10::intrusive_ptr<Transfer>> sends_, receives_;   // under way, in order
   std::vector<std::unique_ptr<Message>> arriving_;             // by sender: begun, not whole yet
   std::vector<std::deque<std::unique_ptr<Message>>> arrived_;  // by sender: whole, not asked for yet
+  std::vector<c10::intrusive_ptr<Transfer>> completed_;        // with futures that wait to be completed
   std::condition_variable wake_;
   std::thread thread_;
   bool stop_ = false;

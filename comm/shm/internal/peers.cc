@@ -5,11 +5,13 @@
 #include <c10/util/Exception.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -54,6 +56,15 @@ struct Hello {
   uint64_t token = 0;  ///< Of the rank that is spoken to: nobody else can know it.
   int32_t rank = -1;
 };
+
+/// A descriptor that becomes readable when the process at the other end has ended, also when a child of it holds its
+/// end of the socket; -1 where that can't be had.
+int OpenProcess(int socket) {
+  ucred credentials{};
+  socklen_t length = sizeof(credentials);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 || credentials.pid <= 0) return -1;
+  return static_cast<int>(syscall(SYS_pidfd_open, credentials.pid, 0));
+}
 
 bool SendWithFd(int socket, const void* data, size_t bytes, int fd, int flags) {
   iovec part{const_cast<void*>(data), bytes};
@@ -143,6 +154,9 @@ absl::Status Agree(c10d::Store& store, const std::string& step, int rank, int wo
 
 absl::StatusOr<std::unique_ptr<Peers>> Peers::Connect(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                       int world_size, std::chrono::milliseconds timeout) {
+  if (world_size > kMaxRanks) {
+    return absl::FailedPreconditionError(absl::StrCat("shm: ", world_size, " ranks; at most ", kMaxRanks));
+  }
   const auto deadline = Clock::now() + timeout;
   std::unique_ptr<Peers> peers(new Peers(rank, world_size));
   std::random_device random;
@@ -195,47 +209,56 @@ absl::StatusOr<std::unique_ptr<Peers>> Peers::Connect(const c10::intrusive_ptr<c
     const Hello hello{tokens[r], rank};
     if (peers->sockets_[r] < 0 ||
         connect(peers->sockets_[r], reinterpret_cast<sockaddr*>(&address), peer_length) != 0 ||
-        !SendWithFd(peers->sockets_[r], &hello, sizeof(hello), peers->segments_[rank].fd(), 0)) {
+        !SendWithFd(peers->sockets_[r], &hello, sizeof(hello), -1, 0)) {
       problem = Problem(absl::StrCat("rank ", r, " is out of reach on this host").c_str());
     }
   }
   LOCKSTEP_RETURN_IF_ERROR(Agree(*store, "connected", rank, world_size, problem, deadline));
 
-  // 3. Everyone accepts the ranks above and answers with its own memory.
-  const auto map = [&](int r, int fd) {
-    peers->segments_[r] = Segment::Map(fd, RankMemory::Bytes(world_size));
-    peers->memories_[r] = reinterpret_cast<RankMemory*>(peers->segments_[r].data());
-    TORCH_CHECK(peers->memories_[r]->token == tokens[r], "what rank ", r, " passed is not its memory");
-  };
+  // 3. Everyone accepts the ranks above, then passes its memory around.
   try {
-    int fd = -1;
-    Hello hello;
     for (int left = world_size - 1 - rank; left > 0;) {
       File accepted(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
       TORCH_CHECK(accepted.get() >= 0 || errno == EINTR, Problem("accept"));
       if (accepted.get() < 0) continue;
-      // The greeting is there already.
-      if (!ReceiveWithFd(accepted.get(), &hello, sizeof(hello), &fd, MSG_DONTWAIT) || hello.token != token ||
-          hello.rank <= rank || hello.rank >= world_size || peers->sockets_[hello.rank] >= 0 || fd < 0) {
-        if (fd >= 0) close(fd);
-        TORCH_CHECK(hello.token != token, "rank ", hello.rank, " passed no file descriptor");
-        continue;  // a stranger
-      }
-      map(hello.rank, fd);
-      const Hello answer{tokens[hello.rank], rank};
-      TORCH_CHECK(SendWithFd(accepted.get(), &answer, sizeof(answer), peers->segments_[rank].fd(), 0), Problem("send"));
+      int fd = -1;
+      Hello hello;  // it is there already
+      const bool greeted = ReceiveWithFd(accepted.get(), &hello, sizeof(hello), &fd, MSG_DONTWAIT);
+      if (fd >= 0) close(fd);
+      const bool known = greeted && hello.token == token && hello.rank > rank && hello.rank < world_size;
+      if (!known || peers->sockets_[hello.rank] >= 0) continue;  // a stranger
       peers->sockets_[hello.rank] = accepted.release();
       --left;
     }
-    for (int r = 0; r < rank; ++r) {
-      const timeval patience{std::chrono::duration_cast<std::chrono::seconds>(timeout).count() + 1, 0};
+    const timeval patience{std::chrono::duration_cast<std::chrono::seconds>(timeout).count() + 1, 0};
+    for (int r = 0; r < world_size; ++r) {
+      if (r == rank) continue;
       setsockopt(peers->sockets_[r], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-      TORCH_CHECK(ReceiveWithFd(peers->sockets_[r], &hello, sizeof(hello), &fd, 0) && fd >= 0, "no answer from rank ",
-                  r);
-      map(r, fd);
+      peers->processes_[r] = OpenProcess(peers->sockets_[r]);
+    }
+    // One to each, in turn: a user's descriptors on their way are limited.
+    for (int distance = 1; distance < world_size; ++distance) {
+      const int to = (rank + distance) % world_size, from = (rank + world_size - distance) % world_size;
+      const Hello mine{tokens[to], rank};
+      TORCH_CHECK(SendWithFd(peers->sockets_[to], &mine, sizeof(mine), peers->segments_[rank].fd(), 0),
+                  Problem("passing memory"));
+      int fd = -1;
+      Hello hello;
+      TORCH_CHECK(ReceiveWithFd(peers->sockets_[from], &hello, sizeof(hello), &fd, 0), "no memory from rank ", from);
+      TORCH_CHECK(fd >= 0, "the descriptor of rank ", from,
+                  "'s memory did not arrive; is the limit of open files "
+                  "(ulimit -n) reached?");
+      peers->segments_[from] = Segment::Map(fd, RankMemory::Bytes(world_size));
+      peers->memories_[from] = reinterpret_cast<RankMemory*>(peers->segments_[from].data());
+      TORCH_CHECK(peers->memories_[from]->token == tokens[from], "what rank ", from, " passed is not its memory");
     }
   } catch (const std::exception& e) {
     problem = FirstLine(e.what());
+    // So that nobody waits for what won't come.
+    close(listener.release());
+    for (int& socket : peers->sockets_) {
+      if (socket >= 0) close(std::exchange(socket, -1));
+    }
   }
   peers->segments_[rank].CloseFd();
   LOCKSTEP_RETURN_IF_ERROR(Agree(*store, "mapped", rank, world_size, problem, deadline));
@@ -251,8 +274,10 @@ absl::StatusOr<std::unique_ptr<Peers>> Peers::Connect(const c10::intrusive_ptr<c
 
 Peers::~Peers() {
   if (memories_[rank_] != nullptr) {
-    RankState here = RankState::kHere;
-    mine().state.compare_exchange_strong(here, RankState::kLeft);
+    if (mine().state.load() != RankState::kFailed) mine().state.store(RankState::kLeft);
+  }
+  for (int process : processes_) {
+    if (process >= 0) close(process);
   }
   for (int socket : sockets_) {
     if (socket >= 0) close(socket);
@@ -260,12 +285,14 @@ Peers::~Peers() {
 }
 
 std::optional<std::string> Peers::WhyGone(int peer) {
-  pollfd poll_fd{sockets_[peer], POLLRDHUP, 0};
-  const bool ended = poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+  pollfd ends[] = {{sockets_[peer], POLLRDHUP, 0}, {processes_[peer], POLLIN, 0}};
+  const bool ended = poll(ends, 2, 0) > 0 &&
+                     ((ends[0].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0 || (ends[1].revents & POLLIN) != 0);
   switch (memory(peer).state.load(std::memory_order_acquire)) {
-    case RankState::kFailed: return absl::StrCat("rank ", peer, " gave up: ", memory(peer).reason);
+    case RankState::kFailed: return absl::StrCat("rank ", memory(peer).culprit, " gave up: ", memory(peer).reason);
     case RankState::kLeft: return absl::StrCat("rank ", peer, " has left the group");
-    case RankState::kHere: break;
+    case RankState::kHere:
+    case RankState::kLeaving: break;
   }
   if (!ended) return std::nullopt;
   return absl::StrCat("rank ", peer, " is gone (its process has ended)");
@@ -274,9 +301,22 @@ std::optional<std::string> Peers::WhyGone(int peer) {
 void Peers::Fail(const std::string& reason) {
   const std::lock_guard<std::mutex> lock(fail_mutex_);
   if (mine().state.load() != RankState::kHere) return;
-  std::strncpy(mine().reason, reason.c_str(), sizeof(mine().reason) - 1);
+  // Who fails because another has failed passes on what that one said.
+  const RankMemory* first = nullptr;
+  for (const RankMemory* memory : memories_) {
+    if (memory->state.load(std::memory_order_acquire) == RankState::kFailed) first = memory;
+  }
+  mine().culprit = first != nullptr ? first->culprit : rank_;
+  const std::string text = first != nullptr ? first->reason : reason;
+  text.copy(mine().reason, sizeof(mine().reason) - 1);
   mine().state.store(RankState::kFailed, std::memory_order_release);
   mine().round.WakeAll();
+  for (RankMemory* memory : memories_) memory->mail.Bump();
+}
+
+void Peers::Leave() {
+  RankState here = RankState::kHere;
+  mine().state.compare_exchange_strong(here, RankState::kLeaving);
   for (RankMemory* memory : memories_) memory->mail.Bump();
 }
 

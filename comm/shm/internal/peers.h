@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -42,8 +41,10 @@ class Peers {
   /// Why `peer` will never come again, if so.
   std::optional<std::string> WhyGone(int peer);
 
-  /// Tells the others that this rank gives up; the first reason stays.
+  /// Tells the others that this rank gives up; the first reason stays, and that of the rank that was first.
   void Fail(const std::string& reason);
+  /// Tells the others that this rank receives nothing any more.
+  void Leave();
 
   /// News about a segment of shared memory: `fd` of a new one, or -1 for one that is gone.
   struct Message {
@@ -57,10 +58,15 @@ class Peers {
 
  private:
   Peers(int rank, int world_size)
-      : rank_(rank), sockets_(world_size, -1), segments_(world_size), memories_(world_size) {}
+      : rank_(rank),
+        sockets_(world_size, -1),
+        processes_(world_size, -1),
+        segments_(world_size),
+        memories_(world_size) {}
 
   const int rank_;
   std::vector<int> sockets_;
+  std::vector<int> processes_;  // see OpenProcess
   std::vector<Segment> segments_;
   std::vector<RankMemory*> memories_;
   bool fit_cores_ = false;

@@ -10,11 +10,12 @@
 #include <cstddef>
 #include <utility>
 
+#include "lockstep/comm/shm/internal/layout.h"
+
 namespace lockstep::shm {
 namespace {
 
 using Reduction = c10d::ReduceOp::RedOpType;
-constexpr int kMaxArrays = 1024;  // ranks of one host
 constexpr size_t kPrefetchBytes = 1024;
 using LoopFunction = void(const char* const*, int, char* const*, int, int64_t, bool);
 

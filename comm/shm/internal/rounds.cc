@@ -20,7 +20,7 @@ Slot& Rounds::Begin(const Call& call) {
   return slot;
 }
 
-void Rounds::Exchange() {
+void Rounds::PublishAndWait() {
   peers_.mine().round.Set(round_);
   const Waiter waiter(call_->may_spin && peers_.fit_cores());
   for (int r = 0; r < peers_.size(); ++r) {
@@ -28,8 +28,8 @@ void Rounds::Exchange() {
   }
 }
 
-void Rounds::ExchangeAndCompare() {
-  Exchange();
+void Rounds::PublishAndCompare() {
+  PublishAndWait();
   for (int r = 0; r < peers_.size(); ++r) {
     // It had come, and gave up before this rank did: then this rank must not go on as if all were well.
     if (peers_.memory(r).state.load(std::memory_order_acquire) != RankState::kFailed) continue;

@@ -37,13 +37,13 @@ class Rounds {
   Slot& Begin(const Call& call);
   /// Begins a further round.
   Slot& Next() { return peers_.mine().slots[++round_ & 1]; }
-  /// Where the round after this one will be; nobody reads it any more once Exchange has returned.
+  /// Where the round after this one will be; nobody reads it any more once PublishAndWait has returned.
   Slot& Upcoming() { return peers_.mine().slots[(round_ + 1) & 1]; }
   /// Publishes this round and waits for all others. Throws c10::DistBackendError when a rank is gone or gave up or time
   /// is up; it names the collective and the ranks.
-  void Exchange();
-  /// Like the first Exchange of a collective, and throws when the ranks don't do the same.
-  void ExchangeAndCompare();
+  void PublishAndWait();
+  /// Like the first PublishAndWait of a collective, and throws when the ranks don't do the same.
+  void PublishAndCompare();
   const Slot& Of(int rank) { return peers_.memory(rank).slots[round_ & 1]; }
 
   /// Makes every wait, in any thread, throw.

@@ -2,9 +2,9 @@
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
-#include <unistd.h>
-
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -38,12 +38,12 @@ TensorMemory::TensorMemory(Peers& peers) : peers_(peers), owned_(std::make_share
 TensorMemory::~TensorMemory() = default;
 
 at::Tensor TensorMemory::Allocate(int64_t elements, const at::TensorOptions& options) {
-  TORCH_CHECK(options.device().is_cpu(), "shm: allocateTensor: memory of device ", options.device(),
+  TORCH_CHECK(options.device().is_cpu(), "backend shm: allocateTensor: memory of device ", options.device(),
               " can't be shared, only that of the CPU");
-  TORCH_CHECK(elements >= 0, "shm: allocateTensor: ", elements, " elements");
+  TORCH_CHECK(elements >= 0, "backend shm: allocateTensor: ", elements, " elements");
   if (elements == 0) return at::empty({0}, options);
   const auto element = static_cast<int64_t>(options.dtype().itemsize());
-  TORCH_CHECK(elements <= INT64_MAX / element, "shm: allocateTensor: ", elements, " elements are too many");
+  TORCH_CHECK(elements <= INT64_MAX / element, "backend shm: allocateTensor: ", elements, " elements are too many");
   Segment segment = Segment::Create(static_cast<size_t>(elements * element));
   char* data = segment.data();
   {
@@ -90,8 +90,11 @@ bool TensorMemory::Publish(const void* data, Descriptor& descriptor) {
 
 void TensorMemory::Tell(const Peers::Message& message, int fd) {
   for (int r = 0; r < peers_.size(); ++r) {
-    // Who can't be told is dead, which the collective finds out.
-    if (r != peers_.rank()) peers_.Send(r, message, fd);
+    if (r == peers_.rank() || peers_.Send(r, message, fd)) continue;
+    const int error = errno;
+    // A dead rank the collective itself finds out. One that lives would wait for this message for ever.
+    TORCH_CHECK_WITH(DistBackendError, peers_.WhyGone(r).has_value(), "shm: a segment could not be passed to rank ", r,
+                     ": ", std::strerror(error));
   }
   ++sent_;
 }
@@ -104,6 +107,8 @@ void TensorMemory::Hear(int peer, const Descriptor& descriptor) {
     if (message.bytes == 0) {
       mapped.segments.erase(message.segment);
     } else {
+      TORCH_CHECK_WITH(DistBackendError, fd >= 0, "shm: the descriptor of a tensor of rank ", peer,
+                       " did not arrive; is the limit of open files (ulimit -n) reached?");
       mapped.segments[message.segment] = Segment::Map(fd, message.bytes);
     }
   }

@@ -18,6 +18,8 @@ long Futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const tim
 void Pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
 #endif
 }
 

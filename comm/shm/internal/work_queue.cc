@@ -46,23 +46,26 @@ bool QueuedWork::wait(std::chrono::milliseconds timeout) {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> QueuedWork::getFuture() {
-  queue_.Urge();  // nobody will call wait()
-  c10::intrusive_ptr<c10::ivalue::Future> future;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (future_) return future_;
-    future = future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    if (!completed_) return future;
-  }
-  if (exception_) {
-    future->setError(exception_);
-  } else {
-    future->markCompleted(outputs_);
-  }
-  return future;
+  // Nobody will call wait(). One that is done may have outlived its queue.
+  if (!done_.load(std::memory_order_acquire)) queue_.Urge();
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (future_) return future_;
+  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  const bool completed = completed_;  // then nobody else completes the future
+  lock.unlock();
+  if (completed) Complete(*future_);
+  return future_;
 }
 
-void QueuedWork::RunNow(bool in_caller) {
+void QueuedWork::Complete(c10::ivalue::Future& future) {
+  if (exception_) {
+    future.setError(exception_);
+  } else {
+    future.markCompleted(outputs_);
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> QueuedWork::RunNow(bool in_caller) {
   std::exception_ptr error;
   try {
     Run(in_caller);
@@ -72,18 +75,13 @@ void QueuedWork::RunNow(bool in_caller) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    future = future_;
     completed_ = true;
     exception_ = error;
-    future = future_;
     done_.store(true, std::memory_order_release);
   }
   cv_.notify_all();
-  if (!future) return;
-  if (error) {
-    future->setError(error);
-  } else {
-    future->markCompleted(outputs_);
-  }
+  return future;
 }
 
 WorkQueue::~WorkQueue() {
@@ -105,16 +103,27 @@ void WorkQueue::Urge() {
 }
 
 void WorkQueue::RunFirst(QueuedWork* until) {
-  const std::lock_guard<std::mutex> running(run_mutex_);
-  if (until != nullptr && until->done_.load(std::memory_order_acquire)) return;
   c10::intrusive_ptr<QueuedWork> work;
+  c10::intrusive_ptr<c10::ivalue::Future> future;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (works_.empty()) return;
-    work = std::move(works_.front());
-    works_.pop_front();
+    const std::lock_guard<std::mutex> running(run_mutex_);
+    if (until != nullptr && until->done_.load(std::memory_order_acquire)) return;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (works_.empty()) return;
+      work = std::move(works_.front());
+      works_.pop_front();
+    }
+    future = work->RunNow(/*in_caller=*/until != nullptr);
   }
-  work->RunNow(/*in_caller=*/until != nullptr);
+  if (!future) return;
+  // What hangs on the future may wait for the next collective, whoever runs that: so neither under the mutex nor in the
+  // queue's thread.
+  if (until != nullptr) {
+    work->Complete(*future);
+  } else {
+    std::thread([work, future] { work->Complete(*future); }).detach();
+  }
 }
 
 void WorkQueue::ThreadMain() {

@@ -15,7 +15,8 @@ namespace lockstep::shm {
 class WorkQueue;
 
 /// A collective that was asked for. Whoever waits for it runs it, if nobody has begun it yet: then no thread has to be
-/// woken, which would cost more than a small collective itself. Else the queue's own thread does.
+/// woken, which would cost more than a small collective itself. Else the queue's own thread does. What hangs on the
+/// future runs in a thread that may wait for other collectives.
 class QueuedWork : public c10d::Work {
  public:
   QueuedWork(WorkQueue& queue, int rank, c10d::OpType operation, std::vector<at::Tensor> outputs);
@@ -38,7 +39,9 @@ class QueuedWork : public c10d::Work {
 
  private:
   friend class WorkQueue;
-  void RunNow(bool in_caller);
+  /// Returns the future to be completed, if there is one.
+  c10::intrusive_ptr<c10::ivalue::Future> RunNow(bool in_caller);
+  void Complete(c10::ivalue::Future& future);
 
   WorkQueue& queue_;
   uint64_t sequence_ = 0;  // set when it is added

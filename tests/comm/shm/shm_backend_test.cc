@@ -191,6 +191,92 @@ TEST(ShmBackend, NothingIsLeftOfAGroup) {
   EXPECT_EQ(CountMappings(), mappings);
 }
 
+TEST(ShmBackend, WorksMayOutliveTheirGroup) {
+  auto group = NewGroup("shm");
+  const WorkPtr sum = AllReduceAsync(at::ones({3}), group);
+  at::Tensor in = at::zeros({3});
+  const WorkPtr send = SendAsync(at::ones({3}), (Rank() + 1) % Size(), group);
+  const WorkPtr receive = ReceiveAsync(in, (Rank() + Size() - 1) % Size(), group);
+  receive->wait();
+  group.reset();  // runs what is left
+  sum->wait();
+  send->wait();
+  receive->wait();
+  sum->getFuture()->wait();
+  send->getFuture()->wait();
+  // A receive that nobody answers ends with its group, and not at its time limit.
+  group = NewGroup("shm");
+  const WorkPtr never = ReceiveAsync(in, (Rank() + 1) % Size(), group, 9);
+  group.reset();
+  EXPECT_NE(ErrorOf([&] { never->wait(); }).find("its group is gone"), std::string::npos);
+}
+
+TEST(ShmBackend, WhatHangsOnAFutureMayUseTheGroup) {
+  const auto group = NewGroup("shm");
+  for (bool through_future : {false, true}) {
+    at::Tensor first = at::ones({3}), second = at::ones({3});
+    const auto done = AllReduceAsync(first, group)
+                          ->getFuture()
+                          ->then(
+                              [&](c10::ivalue::Future&) {
+                                const WorkPtr next = AllReduceAsync(second, group);
+                                through_future ? next->getFuture()->wait() : static_cast<void>(next->wait());
+                                return c10::IValue(1);
+                              },
+                              c10::IntType::get());
+    done->wait();
+    EXPECT_EQ(second[0].item<float>(), Size());
+  }
+  // Likewise for messages.
+  at::Tensor in = at::zeros({2}), again = at::zeros({2});
+  const int next = (Rank() + 1) % Size(), last = (Rank() + Size() - 1) % Size();
+  const WorkPtr receive = ReceiveAsync(in, last, group, 1);
+  Send(at::full({2}, 5.0), next, group, 1);
+  const auto done = receive->getFuture()->then(
+      [&](c10::ivalue::Future&) {
+        EXPECT_TRUE(receive->isSuccess());
+        const WorkPtr send = SendAsync(in + 1, next, group, 2);
+        ReceiveAsync(again, last, group, 2)->getFuture()->wait();
+        send->wait();
+        return c10::IValue(1);
+      },
+      c10::IntType::get());
+  done->wait();
+  EXPECT_EQ(again[1].item<float>(), 6);
+}
+
+TEST(ShmBackend, WhatIsTakenMayOverwriteWhatIsGiven) {
+  for (int64_t n : {1000, 200000}) {
+    for (bool shared : {false, true}) {
+      at::Tensor t = at::empty({Size() * n});
+      for (int q = 0; q < Size(); ++q) t.narrow(0, q * n, n).fill_(Rank() * 10.0 + q);
+      if (shared) t = Shared(World(), t);
+      AllToAll(t, t, World());
+      for (int r = 0; r < Size(); ++r) {
+        ASSERT_TRUE(t.narrow(0, r * n, n).eq(r * 10.0 + Rank()).all().item<bool>()) << n << shared;
+      }
+      // My input lies where somebody else's values go.
+      t.fill_(Rank() + 1.0);
+      AllGatherInto(t, t.narrow(0, (Rank() + 1) % Size() * n, n), World());
+      for (int r = 0; r < Size(); ++r) ASSERT_TRUE(t.narrow(0, r * n, n).eq(r + 1.0).all().item<bool>()) << n << shared;
+    }
+  }
+}
+
+TEST(ShmBackend, AManyRanksErrorNamesTheFirst) {
+  const auto group = NewGroup("shm");
+  // Rank 0 fails by itself; the others hear of it from it, or from each other.
+  std::string error;
+  if (Rank() == 0) {
+    BackendOf(group)->abort();
+  } else {
+    error = ErrorOf([&] { AllReduce(at::ones({3}), group); });
+    EXPECT_NE(error.find("rank 0 gave up: aborted"), std::string::npos) << error;
+    EXPECT_EQ(error.find("gave up"), error.rfind("gave up")) << error;
+  }
+  Barrier(World());
+}
+
 TEST(ShmBackend, RandomSequencesAgreeWithGloo) {
   const int count = std::getenv("LOCKSTEP_EXHAUSTIVE") != nullptr ? 1000 : 100;
   const auto gloo = NewGroup("gloo");
@@ -503,8 +589,6 @@ TEST(ShmBackend, C10dsReducerTrainsOnIt) {
 
 TEST(ShmBackend, RanksWithoutACommonSocketNamespaceAreToldSo) {
   // The store works, and a rank publishes an address that nobody listens on.
-  ProcessGroupOptions options;
-  options.timeout = std::chrono::seconds(20);
   const auto store = c10::make_intrusive<c10d::PrefixStore>("apart", World()->getStore());
   if (Rank() == 0) {
     const std::string address = "1 lockstep-nowhere ";
