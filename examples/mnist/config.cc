@@ -7,6 +7,7 @@
 #include <absl/status/status.h>
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -125,6 +126,9 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   c.timeout_seconds = absl::GetFlag(FLAGS_timeout);
   c.check_collectives = absl::GetFlag(FLAGS_check_collectives);
   c.flight_recorder = UserPath(absl::GetFlag(FLAGS_flight_recorder));
+  if (!c.flight_recorder.empty() && access((c.flight_recorder + "/.").c_str(), W_OK) != 0) {
+    return Invalid(absl::StrCat("--flight_recorder=", c.flight_recorder, ": no folder that can be written to"));
+  }
 
   const std::string file = absl::GetFlag(FLAGS_mnist_file_path), folder = absl::GetFlag(FLAGS_data_dir);
   if (!file.empty() && !folder.empty()) return Invalid("--mnist_file_path and --data_dir: give one of them, not both");

@@ -71,10 +71,6 @@ int main(int argc, char** argv) {
   options.check_collectives = config->check_collectives;
   if (!config->flight_recorder.empty()) {
     options.recorder = std::make_shared<lockstep::FlightRecorder>(env.rank, env.world_size, config->flight_recorder);
-    if (!options.recorder->Dump()) {
-      return Fail(absl::InvalidArgumentError("--flight_recorder=" + config->flight_recorder +
-                                             ": no file can be written there; it must be a folder"));
-    }
     lockstep::DumpFlightRecordersOnSignal(SIGUSR2);
   }
   return lockstep::RankMain(options, [&](const lockstep::ProcessGroupPtr& group) -> absl::Status {

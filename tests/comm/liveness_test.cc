@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <chrono>
 #include <memory>
+#include <thread>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -33,6 +36,24 @@ TEST(Liveness, WithEverybodyAliveTheReasonStands) {
   EXPECT_EQ(a.Explain("Timed out waiting 100ms", true), "Timed out waiting 100ms");
 }
 
+TEST(Liveness, KnowsWhoIsBehind) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  LivenessMonitor a(store, 0, 3), b(store, 1, 3), c(store, 2, 3);
+  a.SetProgress(7);
+  b.SetProgress(7);
+  c.SetProgress(6);
+  // With their next heartbeats.
+  std::vector<int> behind;
+  for (int i = 0; i < 100 && behind != std::vector<int>{2}; ++i) {
+    behind = a.Behind(7);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  EXPECT_EQ(behind, std::vector<int>{2});
+  EXPECT_TRUE(a.Behind(6).empty());
+  LivenessMonitor alone(nullptr, 0, 1);
+  EXPECT_TRUE(alone.Behind(1).empty());
+}
+
 TEST(Liveness, AWorldOfOneNeedsNoStore) {
   LivenessMonitor alone(nullptr, 0, 1);
   EXPECT_EQ(alone.Explain("x", true), "x");
@@ -41,6 +62,10 @@ TEST(Liveness, AWorldOfOneNeedsNoStore) {
 TEST(Liveness, KnowsBrokenCollectives) {
   EXPECT_TRUE(
       IsCommunicationError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"));
+  EXPECT_TRUE(IsCommunicationError("shm: ALLREDUCE #3 (sum of Float [4]): rank 1 is gone (its process has ended)"));
+  EXPECT_TRUE(IsCommunicationError("gloo: BARRIER #3: rank 1 is gone"));
+  EXPECT_FALSE(IsCommunicationError("all-reduce: avg of Int is not defined on backend gloo"));
+  EXPECT_FALSE(IsCommunicationError("backend shm: broadcast: one tensor, not 2"));
   EXPECT_FALSE(IsCommunicationError("The size of tensor a (3) must match the size of tensor b (4)"));
 }
 
