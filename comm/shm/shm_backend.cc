@@ -55,6 +55,28 @@ class Outputs {
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs_;
 };
 
+/// The last of several works that run in order, with the results of all.
+class LastWork : public c10d::Work {
+ public:
+  LastWork(WorkPtr last, Tensors outputs)
+      : Work(-1, c10d::OpType::COALESCED), last_(std::move(last)), outputs_(std::move(outputs)) {}
+  bool isCompleted() override { return last_->isCompleted(); }
+  bool isSuccess() const override { return last_->isSuccess(); }
+  std::exception_ptr exception() const override { return last_->exception(); }
+  bool wait(std::chrono::milliseconds timeout) override { return last_->wait(timeout); }
+  void synchronize() override {}
+  Tensors result() override { return outputs_; }
+  uint64_t getSequencenumber() const override { return last_->getSequencenumber(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return last_->getFuture()->then([outputs = outputs_](c10::ivalue::Future&) { return c10::IValue(outputs); },
+                                    c10::ListType::create(c10::TensorType::get()));
+  }
+
+ private:
+  const WorkPtr last_;
+  const Tensors outputs_;
+};
+
 class ShmBackend : public c10d::Backend {
  public:
   ShmBackend(std::unique_ptr<shm::Peers> peers, int rank, int world_size, const ShmBackendOptions& options)
@@ -452,13 +474,17 @@ class ShmBackend : public c10d::Backend {
 
   std::string GroupInRecords() const { return pg_uid_ + " over shm"; }
 
-  /// One collective for each tensor, and a work for them all: the last one's, since they run in order.
+  /// One collective for each tensor, and a work for them all.
   template <typename Start>
   WorkPtr Together(Tensors& tensors, const Start& start) {
     TORCH_CHECK(!tensors.empty(), "backend shm: a coalesced collective of no tensors");
     WorkPtr last;
-    for (at::Tensor& tensor : tensors) last = start(tensor);
-    return last;
+    Tensors outputs;
+    for (at::Tensor& tensor : tensors) {
+      last = start(tensor);
+      for (at::Tensor& output : last->result()) outputs.push_back(std::move(output));
+    }
+    return c10::make_intrusive<LastWork>(std::move(last), std::move(outputs));
   }
 
   std::vector<Exchange::Block> Cut(const at::Tensor& tensor, const std::vector<int64_t>& elements) const {

@@ -263,6 +263,34 @@ TEST(ShmBackend, WhatIsTakenMayOverwriteWhatIsGiven) {
   }
 }
 
+TEST(ShmBackend, CoalescedOnesHaveAllResults) {
+  const auto backend = BackendOf(World());
+  std::vector<at::Tensor> tensors = {at::full({3}, Rank() + 1.0), at::full({40000}, Rank() + 2.0)};
+  const double n = Size(), sum = n * (n + 1) / 2;
+  const auto work = backend->allreduce_coalesced(tensors);
+  const auto future = work->getFuture();
+  work->wait();
+  EXPECT_EQ(tensors[0][2].item<double>(), sum);
+  EXPECT_EQ(tensors[1][39999].item<double>(), sum + n);
+  ASSERT_EQ(work->result().size(), 2u);
+  future->wait();
+  EXPECT_EQ(future->value().toTensorVector().size(), 2u);
+
+  std::vector<at::Tensor> outputs = {at::zeros({Size() * 2}), at::zeros({Size() * 5})};
+  std::vector<at::Tensor> inputs = {at::full({2}, Rank() * 1.0), at::full({5}, Rank() * 2.0)};
+  backend->allgather_into_tensor_coalesced(outputs, inputs)->wait();
+  EXPECT_EQ(outputs[1][Size() * 5 - 1].item<double>(), (Size() - 1) * 2.0);
+  backend->reduce_scatter_tensor_coalesced(inputs, outputs)->wait();
+  EXPECT_EQ(inputs[0][0].item<double>(), Rank() * n);
+  EXPECT_EQ(inputs[1][4].item<double>(), Rank() * 2 * n);
+  std::vector<std::vector<at::Tensor>> lists;
+  for (int r = 0; r < Size(); ++r) lists.push_back({at::zeros({2}), at::zeros({5})});
+  backend->allgather_coalesced(lists, inputs)->wait();
+  EXPECT_EQ(lists[Size() - 1][1][0].item<double>(), (Size() - 1) * 2 * n);
+  std::vector<at::Tensor> none;
+  EXPECT_THROW(backend->allreduce_coalesced(none), c10::Error);
+}
+
 TEST(ShmBackend, AManyRanksErrorNamesTheFirst) {
   const auto group = NewGroup("shm");
   // Rank 0 fails by itself; the others hear of it from it, or from each other.
