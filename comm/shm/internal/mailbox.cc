@@ -243,10 +243,16 @@ bool Mailbox::Pump(int from) {
       }
     }
     if (message->header_bytes == sizeof(Header) && !message->whole()) {
-      char* to =
-          !message->body.empty() ? message->body.data() : static_cast<char*>(message->receiver->tensor.data_ptr());
-      const uint64_t part =
-          Read(pipe, to + message->body_bytes, static_cast<uint64_t>(message->header.bytes - message->body_bytes));
+      char nowhere[4096];
+      uint64_t room = static_cast<uint64_t>(message->header.bytes - message->body_bytes);
+      char* to = nowhere;
+      if (message->lost || message->unwanted) {
+        room = std::min<uint64_t>(room, sizeof(nowhere));
+      } else {
+        to = (message->body.empty() ? static_cast<char*>(message->receiver->tensor.data_ptr()) : message->body.data()) +
+             message->body_bytes;
+      }
+      const uint64_t part = Read(pipe, to, room);
       message->body_bytes += static_cast<int64_t>(part);
       bytes += part;
     }

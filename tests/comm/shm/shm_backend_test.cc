@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <random>
@@ -534,6 +535,64 @@ TEST(ShmBackend, MessagesDoNotOvertake) {
   for (const WorkPtr& work : receives) work->wait();
   for (const WorkPtr& work : sends) work->wait();
   for (int i = 0; i < 300; ++i) ASSERT_TRUE(received[i].eq(i).all().item<bool>()) << i;
+}
+
+TEST(ShmBackend, AReceiveThatFailedHalfwayLeavesItsTensorAndTheNextMessageAlone) {
+  ProcessGroupOptions options;
+  options.timeout = std::chrono::seconds(20);
+  const auto group = NewGroup("shm", options);
+  if (Rank() == 0) {
+    Send(at::full({1}, static_cast<int64_t>(getpid()), at::kLong), 1, group);
+    const WorkPtr large = SendAsync(at::ones({100000}), 1, group, 1);
+    kill(getpid(), SIGSTOP);  // with part of it in the pipe; rank 1 wakes this rank up
+    Send(at::full({3}, 5.0), 1, group, 2);
+    large->wait();
+  } else if (Rank() == 1) {
+    at::Tensor pid = at::zeros({1}, at::kLong);
+    Receive(pid, 0, group);
+    const std::string path = "/proc/" + std::to_string(pid.item<int64_t>()) + "/stat";
+    for (std::string status; status.find(") T ") == std::string::npos; std::this_thread::yield()) {
+      std::ifstream file(path);
+      std::getline(file, status);
+    }
+    BackendOf(group)->setTimeout(std::chrono::milliseconds(300));
+    at::Tensor large = at::zeros({100000}), small = at::zeros({3});
+    const std::string error = ErrorOf([&] { Receive(large, 0, group, 1); });
+    EXPECT_NE(error.find("timed out after 300 ms"), std::string::npos) << error;
+    large.zero_();
+    BackendOf(group)->setTimeout(std::chrono::seconds(20));
+    kill(static_cast<pid_t>(pid.item<int64_t>()), SIGCONT);
+    Receive(small, 0, group, 2);
+    EXPECT_EQ(small[2].item<float>(), 5);
+    EXPECT_EQ(large.count_nonzero().item<int64_t>(), 0) << "the rest went into a tensor that is the caller's again";
+  }
+  Barrier(World());
+}
+
+TEST(ShmBackend, AMessageForWhichThereIsNoMemoryIsAnErrorOfItsReceive) {
+  const auto group = NewGroup("shm");
+  const int64_t bytes = 300 << 20;
+  if (Rank() == 0) {
+    const WorkPtr large = SendAsync(at::zeros({bytes}, at::kByte), 1, group, 1);
+    Send(at::full({3}, 5.0), 1, group, 2);
+    large->wait();
+  } else if (Rank() == 1) {
+    at::Tensor small = at::zeros({3}), large = at::zeros({bytes}, at::kByte);
+    std::ifstream pages("/proc/self/statm");
+    rlim_t used = 0;
+    pages >> used;
+    rlimit old{};
+    getrlimit(RLIMIT_AS, &old);
+    rlimit limit = old;
+    limit.rlim_cur = used * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + (100 << 20);
+    setrlimit(RLIMIT_AS, &limit);
+    Receive(small, 0, group, 2);  // the large one comes first, and is put aside
+    setrlimit(RLIMIT_AS, &old);
+    EXPECT_EQ(small[2].item<float>(), 5);
+    const std::string error = ErrorOf([&] { Receive(large, 0, group, 1); });
+    EXPECT_NE(error.find("for which there was no memory"), std::string::npos) << error;
+  }
+  Barrier(World());
 }
 
 TEST(ShmBackend, ReceivesFromAnyone) {
