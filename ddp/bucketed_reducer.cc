@@ -2,195 +2,547 @@
 
 #include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
-#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
 #include <set>
+#include <sstream>
+
+#include "lockstep/comm/sparse.h"
+#include "lockstep/comm/texts.h"
+#include "lockstep/ddp/internal/buckets.h"
+#include "lockstep/ddp/internal/rank_list.h"
 
 namespace lockstep {
 namespace {
 
-/// A tensor over `flat`'s memory at `offset` that autograd takes for no view, so that the optimizers' zero_grad may
-/// detach it; strided like `like` where that leaves no gaps.
-at::Tensor Alias(const at::Tensor& flat, int64_t offset, const at::Tensor& like) {
-  const at::NoGradGuard no_grad;
-  const std::vector<int64_t> strides = like.is_non_overlapping_and_dense()
-                                           ? like.strides().vec()
-                                           : at::empty_like(like, at::MemoryFormat::Contiguous).strides().vec();
-  return at::empty({0}, flat.options()).set_(flat.storage(), flat.storage_offset() + offset, like.sizes(), strides);
-}
+using internal::Alias;
+using internal::AsReal;
+using internal::RankList;
+using Clock = ReducerStatistics::Clock;
 
-/// Zeros; in memory that the backend can communicate without a copy, if it has such.
-at::Tensor NewBucket(int64_t elements, at::TensorOptions options, const ProcessGroupPtr& group) {
-  options = options.requires_grad(false).memory_format(std::nullopt);
-  const auto backend = group->getBackend(options.device().type());
-  const auto index = options.device().has_index() ? options.device().index() : c10::DeviceIndex(0);
-  if (!backend->supportsTensorAlloc(index)) return at::zeros({elements}, options);
-  return backend->allocateTensor(elements, options).zero_();
+/// Each parameter once: one that two modules share has one gradient.
+std::vector<NamedParameter> WithoutRepeats(std::vector<NamedParameter> parameters) {
+  std::set<c10::TensorImpl*> seen;
+  std::vector<NamedParameter> result;
+  for (auto& named : parameters) {
+    TORCH_CHECK(named.parameter.defined(), "reducer: parameter ", named.name, " is not defined");
+    if (seen.insert(named.parameter.unsafeGetTensorImpl()).second) result.push_back(std::move(named));
+  }
+  return result;
 }
 
 }  // namespace
 
+/// Filled by whatever thread completes a bucket; shared with it.
+struct BucketedReducer::DoneTimes {
+  explicit DoneTimes(size_t buckets) : done(buckets) {}
+  std::vector<std::atomic<Clock::rep>> done;
+
+  static void Watch(const std::shared_ptr<DoneTimes>& times, size_t bucket, c10::ivalue::Future& future) {
+    future.addCallback(
+        [times, bucket](c10::ivalue::Future&) { times->done[bucket] = Clock::now().time_since_epoch().count(); },
+        /*uses_future=*/false);
+  }
+};
+
 BucketedReducer::BucketedReducer(std::vector<NamedParameter> parameters, ProcessGroupPtr group,
                                  BucketedReducerOptions options)
-    : group_(std::move(group)) {
-  std::set<c10::TensorImpl*> seen;  // a parameter that two modules share has one gradient
-  for (auto& named : parameters) {
-    if (!named.parameter.requires_grad() || !seen.insert(named.parameter.unsafeGetTensorImpl()).second) continue;
-    Slot slot;
-    slot.named = std::move(named);
-    slots_.push_back(std::move(slot));
+    : parameters_(WithoutRepeats(std::move(parameters))),
+      group_(std::move(group)),
+      options_(std::move(options)),
+      watch_(*this) {
+  MakeSlots();
+  if (!group_) return;
+  SetWeight(std::nullopt);
+  std::vector<size_t> order(slots_.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;  // about the order of readiness
+  BuildBuckets(order);
+}
+
+BucketedReducer::~BucketedReducer() = default;
+
+// Layout.
+
+void BucketedReducer::MakeSlots() {
+  slots_.clear();
+  has_sparse_ = false;
+  std::vector<NamedParameter> watched;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].parameter.requires_grad()) continue;
+    slots_.emplace_back().parameter = i;
+    has_sparse_ |= parameters_[i].sparse;
+    watched.push_back(parameters_[i]);
   }
   TORCH_CHECK(!slots_.empty(), "reducer: the module has no parameter that needs a gradient");
-  if (!group_) return;
-  BuildBuckets(options);
-  AddHooks();
+  watch_.Watch(watched, /*hooks=*/group_ != nullptr);
 }
 
-BucketedReducer::~BucketedReducer() {
-  for (auto& slot : slots_) {
-    if (slot.accumulator) slot.accumulator->del_post_hook(slot.hook);
+void BucketedReducer::BuildBuckets(const std::vector<size_t>& order) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> tensors;
+  for (const Slot& slot : slots_) tensors.push_back(Named(slot).parameter);
+  std::vector<size_t> dense;
+  for (size_t i : order) {
+    if (!Named(slots_[i]).sparse) dense.push_back(i);
   }
-}
-
-void BucketedReducer::BuildBuckets(const BucketedReducerOptions& options) {
-  // One open bucket for each dtype and device; a full one is closed. Reverse order: backward makes the last
-  // parameters ready first.
-  // Looked up by what a parameter is, kept in the order of appearance, which is the same on all ranks; device numbers
-  // may not be.
-  struct OpenBucket {
-    at::ScalarType dtype;
-    at::Device device;
-    size_t bytes;
-    std::vector<size_t> members;
-  };
-  std::vector<OpenBucket> open;
-  std::vector<std::vector<size_t>> groups;
-  size_t cap = options.first_bucket_cap_bytes;
-  for (size_t i = slots_.size(); i-- > 0;) {
-    const at::Tensor& parameter = slots_[i].named.parameter;
-    auto bucket = std::find_if(open.begin(), open.end(), [&](const OpenBucket& b) {
-      return b.dtype == parameter.scalar_type() && b.device == parameter.device();
-    });
-    if (bucket == open.end()) {
-      open.push_back({parameter.scalar_type(), parameter.device(), 0, {}});
-      bucket = open.end() - 1;
-    }
-    bucket->members.push_back(i);
-    bucket->bytes += parameter.nbytes();
-    if (bucket->bytes >= cap) {
-      groups.push_back(std::move(bucket->members));
-      open.erase(bucket);
-      cap = options.bucket_cap_bytes;
-    }
-  }
-  for (auto& bucket : open) groups.push_back(std::move(bucket.members));
-
-  for (auto& members : groups) {
-    int64_t total = 0;
-    for (size_t i : members) total += slots_[i].named.parameter.numel();
+  for (Slot& slot : slots_) slot.bucket = kNoBucket;
+  std::vector<Bucket> buckets;
+  for (auto& members :
+       internal::AssignBuckets(tensors, dense, options_.first_bucket_cap_bytes, options_.bucket_cap_bytes)) {
     Bucket bucket;
-    bucket.flat = NewBucket(total, slots_[members.front()].named.parameter.options(), group_);
-    int64_t offset = 0;
+    size_t total = 0;
     for (size_t i : members) {
-      slots_[i].bucket = buckets_.size();
-      slots_[i].alias = Alias(bucket.flat, offset, slots_[i].named.parameter);
-      offset += slots_[i].named.parameter.numel();
+      bucket.offsets.push_back(total);
+      bucket.lengths.push_back(tensors[i].numel());
+      total += tensors[i].numel();
     }
-    bucket.parameters = std::move(members);
-    buckets_.push_back(std::move(bucket));
+    bucket.flat = internal::NewFlat(static_cast<int64_t>(total) + 1, tensors[members.front()].options(), group_);
+    bucket.gradients = bucket.flat.narrow(0, 0, static_cast<int64_t>(total));
+    for (size_t m = 0; m < members.size(); ++m) {
+      Slot& slot = slots_[members[m]];
+      slot.bucket = buckets.size();
+      slot.alias = Alias(bucket.flat, static_cast<int64_t>(bucket.offsets[m]), tensors[members[m]]);
+      at::Tensor& grad = tensors[members[m]].mutable_grad();
+      if (!grad.defined() || grad.is_sparse()) continue;
+      slot.alias.copy_(grad);
+      grad = slot.alias;
+    }
+    bucket.slots = std::move(members);
+    buckets.push_back(std::move(bucket));
   }
+  buckets_ = std::move(buckets);
+  statistics_.buckets = buckets_.size();
+  statistics_.bytes = 0;
+  for (const Bucket& bucket : buckets_) statistics_.bytes += static_cast<int64_t>(bucket.gradients.nbytes());
+  statistics_.last.clear();
 }
 
-void BucketedReducer::AddHooks() {
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    slots_[i].accumulator = torch::autograd::impl::grad_accumulator(slots_[i].named.parameter);
-    slots_[i].hook = slots_[i].accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-        [this, i](const torch::autograd::variable_list& outputs, const torch::autograd::variable_list&) {
-          MarkReady(i);
-          return outputs;
-        }));
+void BucketedReducer::RebuildBuckets() {
+  rebuilt_ = true;
+  std::vector<bool> listed(slots_.size());
+  std::vector<int64_t> mine;
+  for (size_t i : ready_order_) {
+    mine.push_back(static_cast<int64_t>(i));
+    listed[i] = true;
   }
+  for (size_t i = slots_.size(); i-- > 0;) {
+    if (!listed[i]) mine.push_back(static_cast<int64_t>(i));
+  }
+  at::Tensor order = at::tensor(mine, at::kLong);
+  Broadcast(order, group_);
+  std::vector<size_t> result;
+  for (int64_t i : std::vector<int64_t>(order.data_ptr<int64_t>(), order.data_ptr<int64_t>() + order.numel())) {
+    // With static_graph, what no rank uses is of no concern any more.
+    if (slots_[i].expected >= 0) result.push_back(i);
+  }
+  BuildBuckets(result);
 }
 
-void BucketedReducer::PrepareForBackward() {
+bool BucketedReducer::IsFreezingChanged() const {
+  size_t next = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const bool known = next < slots_.size() && slots_[next].parameter == i;
+    next += known;
+    if (known != parameters_[i].parameter.requires_grad()) return true;
+  }
+  return false;
+}
+
+// A backward.
+
+void BucketedReducer::PrepareForBackward(const std::vector<at::Tensor>& outputs) {
   if (!group_) return;
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (armed_ && started_) {
-    armed_ = started_ = false;
-    TORCH_CHECK(false, "reducer: the last backward did not finish: it threw, or is still running; ",
-                MissingGradients());
+  std::lock_guard<std::recursive_mutex> lock(watch_.mutex());
+  if (watch_.IsUnfinished()) {
+    Abandon("the last backward did not come to its end: it threw, or runs in another thread; " + MissingGradients());
   }
-  for (auto& slot : slots_) slot.ready = false;
-  for (auto& bucket : buckets_) {
-    bucket.pending = bucket.parameters.size();
+  if (finished_ && !rebuilt_ && !armed_ && options_.rebuild_buckets &&
+      (options_.static_graph || !options_.find_unused_parameters)) {
+    RebuildBuckets();
+  }
+  if (!armed_) Arm();
+  if (IsFreezingChanged()) {
+    // The others learn of it by a step's collectives, which must not change what has been accumulated here.
+    std::vector<at::Tensor> kept;
+    for (const Bucket& bucket : buckets_) kept.push_back(bucket.flat.clone());
+    EndCollectives(/*problem=*/true);
+    WaitForCollectives();
+    for (size_t i = 0; i < kept.size(); ++i) buckets_[i].flat.copy_(kept[i]);
+    armed_ = false;
+    Exchange("", /*in_backward=*/false);
+    MakeSlots();
+    finished_ = rebuilt_ = learned_ = false;
+    std::vector<size_t> order(slots_.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
+    BuildBuckets(order);
+    Arm();
+  }
+  if (options_.find_unused_parameters && !options_.static_graph) {
+    if (outputs.empty()) reached_.complete = false;
+    internal::FindReached(outputs, reached_);
+  }
+  watch_.Announce(outputs, /*average=*/true);
+}
+
+void BucketedReducer::PrepareForAccumulation(const std::vector<at::Tensor>& outputs) {
+  if (group_) watch_.Announce(outputs, /*average=*/false);
+}
+
+void BucketedReducer::SetWeight(std::optional<double> weight) {
+  TORCH_CHECK(!weight || (std::isfinite(*weight) && *weight >= 0), "reducer: a weight is a number of at least 0, not ",
+              weight.value_or(0));
+  if (!group_) return;
+  std::lock_guard<std::recursive_mutex> lock(watch_.mutex());
+  weight_ = weight;
+  const double world_size = group_->getSize();
+  ignore_ = weight == 0.0;
+  // A hook divides by the world size itself.
+  const double factor = weight.value_or(1 / world_size) * (options_.hook ? world_size : 1);
+  factor_.reset();
+  if (factor == 1) return;
+  factor_ = at::scalar_tensor(factor, at::kDouble);
+  factor_.unsafeGetTensorImpl()->set_wrapped_number(true);
+}
+
+void BucketedReducer::Abandon(const std::string& why) {
+  if (!group_) return;
+  std::lock_guard<std::recursive_mutex> lock(watch_.mutex());
+  const bool under_way = armed_ && watch_.IsUnfinished();
+  watch_.Reset();
+  if (!under_way) return;
+  const bool told = !report_in_bucket_ || next_bucket_ < buckets_.size();
+  EndCollectives(/*problem=*/true);
+  WaitForCollectives();
+  armed_ = false;
+  // Too late to tell the others when all buckets were on their way.
+  TORCH_CHECK(told, "reducer: ", why);
+  Exchange(why, /*in_backward=*/true);
+}
+
+void BucketedReducer::Arm() {
+  for (Slot& slot : slots_) {
+    slot.fired = 0;
+    slot.ready = slot.assumed_unused = false;
+    slot.kept.reset();
+  }
+  for (Bucket& bucket : buckets_) {
+    bucket.pending = bucket.slots.size();
     bucket.work.reset();
+    bucket.hook_result.reset();
   }
   next_bucket_ = 0;
   armed_ = true;
-  started_ = false;
+  filled_ = false;
+  ready_order_.clear();
+  done_times_ = std::make_shared<DoneTimes>(buckets_.size());
+  statistics_.last.clear();
+
+  const bool needs_usage = options_.find_unused_parameters || IsLearning();
+  const auto on_cpu = [](const Bucket& bucket) { return bucket.flat.is_cpu(); };
+  report_in_bucket_ = !needs_usage && !options_.hook && !has_sparse_ && !buckets_.empty() &&
+                      std::all_of(buckets_.begin(), buckets_.end(), on_cpu);
+  if (report_in_bucket_) {
+    const at::Tensor& flat = buckets_.back().flat;
+    report_ = flat.narrow(0, flat.numel() - 1, 1).zero_();
+  } else {
+    report_ = at::zeros({needs_usage ? static_cast<int64_t>(slots_.size()) + 1 : 1}, at::kInt);
+  }
 }
 
-void BucketedReducer::MarkReady(size_t index) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!armed_) return;  // a backward that nobody asked to average, as in gradient accumulation
-  Slot& slot = slots_[index];
-  TORCH_CHECK(!slot.ready, "reducer: parameter ", slot.named.name,
-              " got a second gradient in one backward; call PrepareForBackward before each backward");
-  if (!started_) {
-    started_ = true;
-    torch::autograd::Engine::get_default_engine().queue_callback([this] { FinishBackward(); });
-  }
+void BucketedReducer::CheckGradient(const Slot& slot) const {
+  const auto& [name, parameter, sparse] = Named(slot);
+  const at::Tensor& grad = parameter.grad();
+  TORCH_CHECK(grad.defined(), "reducer: the gradient of ", name, " is not defined");
+  TORCH_CHECK(grad.is_sparse() == sparse, "reducer: the gradient of ", name,
+              sparse ? " was said to be sparse and is not"
+                     : " is sparse, which the reducer must know beforehand: set NamedParameter::sparse, or build the "
+                       "model from torch::nn::Embedding with sparse(true), which DistributedDataParallel knows");
+}
 
-  const at::NoGradGuard no_grad;
-  const double factor = 1.0 / group_->getSize();
-  at::Tensor& grad = slot.named.parameter.mutable_grad();
-  TORCH_CHECK(grad.defined() && !grad.is_sparse(), "reducer: the gradient of ", slot.named.name,
-              grad.defined() ? " is sparse, which is not supported" : " is not defined");
-  if (grad.is_alias_of(slot.alias) && grad.data_ptr() == slot.alias.data_ptr()) {
-    slot.alias.mul_(factor);
-  } else {
-    at::mul_out(slot.alias, grad, at::scalar_tensor(factor, grad.options().device(at::kCPU)));
-    grad = slot.alias;
+void BucketedReducer::OnLocalGradient(size_t index) { slots_[index].used = true; }
+
+void BucketedReducer::OnGradient(size_t index) {
+  if (!armed_) Arm();  // a further backward of an earlier forward
+  Slot& slot = slots_[index];
+  CheckGradient(slot);
+  slot.used = true;
+  if (++slot.fired == 1) ready_order_.push_back(index);
+  const bool first = !filled_;
+  filled_ = true;
+  if (IsLearning()) return;
+  TORCH_CHECK(
+      slot.expected > 0, "reducer: static_graph: parameter ", Named(slot).name,
+      " got a gradient, which it had not in the first backward; use find_unused_parameters where the graph changes");
+  if (first) {
+    for (Slot& other : slots_) {
+      const bool unreached = options_.find_unused_parameters && !options_.static_graph && reached_.complete &&
+                             !reached_.leaves.empty() &&
+                             reached_.leaves.count(Named(other).parameter.unsafeGetTensorImpl()) == 0;
+      if (&other == &slot || other.bucket == kNoBucket || (!unreached && other.expected > 0)) continue;
+      other.assumed_unused = true;
+      MarkUnused(other);
+    }
   }
+  if (slot.ready) {
+    const bool launched = slot.bucket == kNoBucket || slot.bucket < next_bucket_;
+    TORCH_CHECK(
+        slot.assumed_unused, "reducer: parameter ", Named(slot).name,
+        " got a second gradient in one backward, as in an activation checkpoint that shares it; set static_graph, "
+        "which expects as many as in the first backward, or call PrepareForBackward before each backward");
+    TORCH_CHECK(!launched, "reducer: parameter ", Named(slot).name,
+                " got a gradient although no output of forward depends on it; return all outputs that the loss is made "
+                "of, or set static_graph");
+    slot.ready = slot.assumed_unused = false;
+    ++buckets_[slot.bucket].pending;
+  }
+  if (slot.fired < slot.expected) return;
+  Fill(slot);
+  MarkReady(slot);
+}
+
+void BucketedReducer::Fill(Slot& slot) {
+  if (slot.bucket == kNoBucket) return;
+  const at::NoGradGuard no_grad;
+  at::Tensor& grad = parameters_[slot.parameter].parameter.mutable_grad();
+  const bool in_place = grad.is_alias_of(slot.alias) && grad.data_ptr() == slot.alias.data_ptr();
+  if (ignore_) {
+    slot.alias.zero_();
+  } else if (!in_place) {
+    factor_.defined() ? at::mul_out(slot.alias, grad, factor_) : slot.alias.copy_(grad);
+  } else if (factor_.defined()) {
+    slot.alias.mul_(factor_);
+  }
+  if (!in_place) grad = slot.alias;
+}
+
+void BucketedReducer::MarkReady(Slot& slot) {
   slot.ready = true;
-  if (--buckets_[slot.bucket].pending == 0) LaunchReadyBuckets();
+  if (slot.bucket != kNoBucket && --buckets_[slot.bucket].pending == 0) LaunchReadyBuckets();
+}
+
+void BucketedReducer::MarkUnused(Slot& slot) {
+  const at::Tensor& grad = Named(slot).parameter.grad();
+  if (grad.defined() && slot.bucket != kNoBucket) {  // from a backward before
+    if (!slot.used) slot.kept = grad.clone();
+    Fill(slot);
+  } else if (slot.bucket != kNoBucket) {
+    slot.alias.zero_();
+  }
+  MarkReady(slot);
 }
 
 void BucketedReducer::LaunchReadyBuckets() {
-  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) {
-    Bucket& bucket = buckets_[next_bucket_++];
-    std::vector<at::Tensor> tensors = {bucket.flat};
-    bucket.work = group_->allreduce(tensors);
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) Launch(next_bucket_++);
+}
+
+void BucketedReducer::Launch(size_t index) {
+  Bucket& bucket = buckets_[index];
+  statistics_.last.push_back({static_cast<int64_t>(bucket.gradients.nbytes()), Clock::now(), {}});
+  if (options_.hook) {
+    std::vector<c10::IntArrayRef> sizes;
+    std::vector<at::Tensor> parameters;
+    for (size_t i : bucket.slots) {
+      parameters.push_back(Named(slots_[i]).parameter);
+      sizes.push_back(parameters_[slots_[i].parameter].parameter.sizes());
+    }
+    c10d::GradBucket argument(index, buckets_.size(), bucket.gradients, bucket.offsets, bucket.lengths, sizes,
+                              std::move(parameters), std::nullopt);
+    bucket.hook_result = options_.hook->runHook(argument);
+    TORCH_CHECK(bucket.hook_result, "reducer: the communication hook returned no future");
+    DoneTimes::Watch(done_times_, index, *bucket.hook_result);
+    return;
+  }
+  const bool reports = report_in_bucket_ && index + 1 == buckets_.size();
+  std::vector<at::Tensor> tensors = {AsReal(reports ? bucket.flat : bucket.gradients)};
+  bucket.work = group_->allreduce(tensors);
+  if (const auto future = bucket.work->getFuture()) DoneTimes::Watch(done_times_, index, *future);
+}
+
+void BucketedReducer::EndCollectives(bool problem) {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i + 1 < static_cast<size_t>(report_.numel()); ++i) report_.data_ptr<int>()[i] = slots_[i].used;
+  if (problem && (!report_in_bucket_ || next_bucket_ < buckets_.size())) report_[report_.numel() - 1] = 1;
+  while (next_bucket_ < buckets_.size()) {
+    // What isn't there counts as zero; it is an error anyway.
+    for (size_t i : buckets_[next_bucket_].slots) {
+      if (!slots_[i].ready) slots_[i].alias.zero_();
+    }
+    Launch(next_bucket_++);
+  }
+  if (report_in_bucket_) return;
+  std::vector<at::Tensor> tensors = {report_};
+  report_work_ = group_->allreduce(tensors);
+}
+
+/// Returns whether a rank has reported a problem.
+bool BucketedReducer::WaitForCollectives() {
+  const at::NoGradGuard no_grad;
+  for (Bucket& bucket : buckets_) {
+    if (bucket.work) {
+      bucket.work->wait();
+      bucket.work.reset();
+    } else if (bucket.hook_result) {
+      bucket.hook_result->wait();
+      const at::Tensor result = options_.hook->parseHookResult(bucket.hook_result->value());
+      if (result.data_ptr() != bucket.gradients.data_ptr()) bucket.gradients.copy_(result.view(-1));
+      bucket.hook_result.reset();
+    }
+  }
+  if (report_work_) report_work_->wait();
+  report_work_.reset();
+  return AsReal(report_[report_.numel() - 1]).ne(0).any().item<bool>();
+}
+
+void BucketedReducer::OnBackwardEnd() {
+  statistics_.backward_end = Clock::now();
+  armed_ = false;
+  std::string problem;
+  for (Slot& slot : slots_) {
+    if (slot.ready) continue;
+    if (IsLearning() && slot.fired > 0) {
+      Fill(slot);
+      MarkReady(slot);
+    } else if (IsLearning() || options_.find_unused_parameters) {
+      MarkUnused(slot);
+    } else if (problem.empty() && slot.expected > 0) {
+      problem = MissingGradients();
+    }
+  }
+  EndCollectives(!problem.empty());
+  if (WaitForCollectives()) Exchange(problem, /*in_backward=*/true);
+  TakeBackUnused();
+  ReduceSparse();
+  if (IsLearning()) Learn();
+  for (Slot& slot : slots_) slot.used = false;
+  reached_ = {};
+  finished_ = true;
+  CountTimes();
+}
+
+/// Parameters that this rank did not use have the others' gradient, or, if nobody used them, what they had before.
+void BucketedReducer::TakeBackUnused() {
+  if (!options_.find_unused_parameters && !options_.static_graph) return;
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    if (slot.used || slot.bucket == kNoBucket) continue;
+    if (report_.numel() > 1 ? report_.data_ptr<int>()[i] > 0 : slot.expected >= 0) {
+      Named(slot).parameter.mutable_grad() = slot.alias;
+    } else if (slot.kept.defined()) {
+      slot.alias.copy_(slot.kept);
+    }
   }
 }
 
-void BucketedReducer::FinishBackward() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (next_bucket_ < buckets_.size()) {
-    for (auto& bucket : buckets_) bucket.work.reset();
-    armed_ = started_ = false;
-    TORCH_CHECK(false, "reducer: ", MissingGradients());
-  }
-  armed_ = started_ = false;
-  for (auto& bucket : buckets_) {
-    bucket.work->wait();
-    bucket.work.reset();
+void BucketedReducer::ReduceSparse() {
+  if (!has_sparse_) return;
+  const at::NoGradGuard no_grad;
+  const double weight = weight_.value_or(1.0 / group_->getSize());
+  for (Slot& slot : slots_) {
+    at::Tensor parameter = Named(slot).parameter;
+    if (!Named(slot).sparse) continue;
+    const at::Tensor grad = parameter.grad();
+    const bool empty = ignore_ || !grad.defined();
+    const at::Tensor sum = SparseAllReduce(
+        empty ? at::zeros(parameter.sizes(), parameter.options().layout(at::kSparse).requires_grad(false))
+              : grad * weight,
+        group_);
+    if (grad.defined() || sum._nnz() > 0) parameter.mutable_grad() = sum;
   }
 }
+
+/// static_graph: what the first backward has shown.
+void BucketedReducer::Learn() {
+  learned_ = true;
+  const int* const usage = report_.data_ptr<int>();
+  for (size_t i = 0; i < slots_.size(); ++i) slots_[i].expected = usage[i] > 0 ? slots_[i].fired : -1;
+}
+
+void BucketedReducer::CountTimes() {
+  ++statistics_.backwards;
+  statistics_.ready_order.clear();
+  for (size_t i : ready_order_) statistics_.ready_order.push_back(Named(slots_[i]).name);
+  Clock::time_point covered{};
+  const auto seconds = [](Clock::duration d) { return std::max(0.0, std::chrono::duration<double>(d).count()); };
+  for (size_t i = 0; i < statistics_.last.size(); ++i) {
+    auto& event = statistics_.last[i];
+    const Clock::rep done = done_times_->done[i];
+    event.done = done != 0 ? Clock::time_point(Clock::duration(done)) : Clock::now();
+    const auto from = std::max(event.launched, covered);
+    statistics_.communication_seconds += seconds(event.done - from);
+    statistics_.overlapped_seconds += seconds(std::min(event.done, statistics_.backward_end) - from);
+    covered = std::max(covered, event.done);
+  }
+}
+
+// When something is wrong.
 
 std::string BucketedReducer::MissingGradients() const {
   std::string names;
   int missing = 0;
-  for (const auto& slot : slots_) {
-    if (slot.ready || missing++ >= 10) continue;
-    names += (names.empty() ? "" : ", ") + slot.named.name;
+  for (const Slot& slot : slots_) {
+    if (slot.ready || slot.expected <= 0 || missing++ >= 10) continue;
+    names += (names.empty() ? "" : ", ") + Named(slot).name;
   }
+  if (missing == 0) return "every parameter has its gradient";
   if (missing > 10) names += " and " + std::to_string(missing - 10) + " more";
   return "parameters without a gradient: " + names +
-         "; each parameter must take part in every loss, or set requires_grad to false before the reducer is made";
+         (options_.static_graph
+              ? "; with static_graph every backward uses the parameters that the first one used, as often"
+              : "; every output of forward must take part in the loss, and every parameter in an output. Set "
+                "find_unused_parameters where that changes from step to step, static_graph where it is always the same "
+                "ones, or requires_grad to false for what is never trained");
+}
+
+void BucketedReducer::Exchange(const std::string& problem, bool in_backward) {
+  std::string mine = in_backward ? "b" : "f";
+  for (const auto& named : parameters_) mine += named.parameter.requires_grad() ? '1' : '0';
+  const std::vector<std::string> all = AllGatherString(mine + problem, group_);
+  const auto problem_of = [&](size_t rank) { return all[rank].substr(mine.size()); };
+  std::ostringstream text;
+  for (size_t rank = 0; rank < all.size() && text.tellp() == 0; ++rank) {
+    if (problem_of(rank).empty()) continue;
+    std::vector<size_t> alike;
+    for (size_t other = rank; other < all.size(); ++other) {
+      if (problem_of(other) == problem_of(rank)) alike.push_back(other);
+    }
+    text << RankList(alike) << ": " << problem_of(rank);
+  }
+  for (size_t i = 0; i < parameters_.size() && text.tellp() == 0; ++i) {
+    std::vector<size_t> with, without;
+    for (size_t rank = 0; rank < all.size(); ++rank) (all[rank][i + 1] == '1' ? with : without).push_back(rank);
+    if (with.empty() || without.empty()) continue;
+    text << "parameter " << parameters_[i].name << " needs a gradient on " << RankList(with) << " and not on "
+         << RankList(without) << "; freeze and unfreeze it on all ranks alike, before forward";
+  }
+  std::vector<size_t> late;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank][0] == 'b') late.push_back(rank);
+  }
+  if (text.tellp() == 0 && !late.empty()) {
+    text << "parameters were frozen or unfrozen between forward and backward on " << RankList(late)
+         << "; do it before forward";
+  }
+  for (Slot& slot : slots_) slot.used = false;
+  reached_ = {};
+  TORCH_CHECK(text.tellp() == 0, "reducer: ", text.str());
+}
+
+std::vector<std::vector<std::string>> BucketedReducer::bucket_names() const {
+  std::vector<std::vector<std::string>> names;
+  for (const Bucket& bucket : buckets_) {
+    names.emplace_back();
+    for (size_t i : bucket.slots) names.back().push_back(Named(slots_[i]).name);
+  }
+  return names;
+}
+
+ReducerStatistics BucketedReducer::statistics() const {
+  std::lock_guard<std::recursive_mutex> lock(watch_.mutex());
+  return statistics_;
 }
 
 }  // namespace lockstep

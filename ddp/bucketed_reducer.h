@@ -3,77 +3,160 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <memory>
-#include <mutex>
+#include <string>
 #include <vector>
 
 #include "lockstep/comm/collectives.h"
+#include "lockstep/ddp/internal/backward_watch.h"
+#include "lockstep/ddp/internal/unused_parameters.h"
 #include "lockstep/ddp/reducer.h"
+#include "lockstep/ddp/reducer_statistics.h"
 
-namespace torch::autograd {
-struct Node;
+namespace c10d {
+class CommHookInterface;
 }
 
 namespace lockstep {
 
 struct BucketedReducerOptions {
-  size_t bucket_cap_bytes = 25 << 20;       ///< Of every bucket but the first.
+  size_t bucket_cap_bytes = 25 << 20;       ///< Of every bucket but the first of its dtype and device.
   size_t first_bucket_cap_bytes = 1 << 20;  ///< Small, so that communication starts early in backward.
+  /// After the first backward buckets are made anew, in the order in which rank 0's gradients became ready. Not with
+  /// find_unused_parameters, where that order may change.
+  bool rebuild_buckets = true;
+  /// Parameters may get no gradient in a backward. They count as zero where others have one; where none has, grad() is
+  /// left alone. Costs a walk over the graph and one more small reduction. Without it such a parameter is an error.
+  bool find_unused_parameters = false;
+  /// Every backward uses the same parameters, each as often as in the first one, in which nothing overlaps. Serves
+  /// parameters that get several gradients in one backward (activation checkpoints) and, without the costs of
+  /// find_unused_parameters, those that never get one.
+  bool static_graph = false;
+  /// Communicates a bucket in place of the all-reduce (see communication_hooks.h); null: all-reduce.
+  std::shared_ptr<c10d::CommHookInterface> hook;
 };
 
-/// Gathers gradients in flat buckets, in about the order in which backward makes them ready (the reverse of the
-/// parameters'), and all-reduces each bucket while backward goes on (Li et al., "PyTorch Distributed", VLDB 2020).
+/// Gathers gradients in flat buckets and reduces each bucket while backward goes on (Li et al., "PyTorch Distributed",
+/// VLDB 2020). Buckets are launched in their order, which is the same on all ranks.
 ///
 /// Gradients live in the buckets' memory: after a backward, `grad()` of each parameter is a tensor of its own over a
-/// part of a bucket. `zero_grad(false)` keeps it and the next backward accumulates in place; after `zero_grad()` the
-/// fresh gradient is copied in once. Gradients are divided by the world size before they are summed, which keeps half
-/// types from overflowing.
+/// part of a bucket, with the parameter's strides. `zero_grad(false)` keeps it and the next backward accumulates in
+/// place; after `zero_grad()` the fresh gradient is copied in once. Gradients are multiplied by their weight before
+/// they are summed, which keeps half types from overflowing. Sparse gradients are reduced one by one at the end.
 ///
-/// Hooks are on the parameters until the reducer is destroyed; only one reducer may serve a parameter at a time.
-class BucketedReducer : public Reducer {
+/// Parameters may be frozen and unfrozen between steps, alike on all ranks; PrepareForBackward then makes the buckets
+/// anew. When something goes wrong on one rank, every rank throws at the end of that backward, and the next one is
+/// sound.
+///
+/// A null group makes a reducer that does nothing. Only one reducer may serve a parameter at a time.
+class BucketedReducer : public Reducer, private internal::BackwardWatch::Client {
  public:
-  /// `parameters` must be the same list on all ranks; those that need no gradient are left out. A null group makes
-  /// a reducer that does nothing. Throws when no parameter needs a gradient.
+  /// `parameters` must be the same list on all ranks; those that need no gradient are left out. Throws when none needs
+  /// one, or when one has a reducer already.
   BucketedReducer(std::vector<NamedParameter> parameters, ProcessGroupPtr group, BucketedReducerOptions options = {});
   ~BucketedReducer() override;
-  BucketedReducer(const BucketedReducer&) = delete;
-  BucketedReducer& operator=(const BucketedReducer&) = delete;
 
-  void PrepareForBackward() override;
+  void PrepareForBackward(const std::vector<at::Tensor>& outputs) override;
+  void PrepareForAccumulation(const std::vector<at::Tensor>& outputs) override;
+  void SetWeight(std::optional<double> weight) override;
+  void Abandon(const std::string& why) override;
 
   /// Number of buckets.
   size_t num_buckets() const { return buckets_.size(); }
+  /// The parameters of each bucket, in the order of their memory.
+  std::vector<std::vector<std::string>> bucket_names() const;
+  /// A copy; `last` is empty before the first backward.
+  ReducerStatistics statistics() const;
 
  private:
-  struct Bucket {
-    at::Tensor flat;                      ///< The gradients of its parameters, one after the other.
-    std::vector<size_t> parameters;       ///< Indices into slots_.
-    size_t pending = 0;                   ///< Parameters of this backward without a gradient yet.
-    c10::intrusive_ptr<c10d::Work> work;  ///< Its all-reduce, once launched.
-  };
-  struct Slot {
-    NamedParameter named;
-    size_t bucket = 0;
-    at::Tensor alias;  ///< The parameter's part of the bucket, shaped like the parameter.
-    bool ready = false;
-    std::shared_ptr<torch::autograd::Node> accumulator;  ///< Where the hook is; kept alive by us.
-    uintptr_t hook = 0;
-  };
+  static constexpr size_t kNoBucket = static_cast<size_t>(-1);
 
-  void BuildBuckets(const BucketedReducerOptions& options);
-  void AddHooks();
-  void MarkReady(size_t slot);
+  /// A parameter that needs a gradient.
+  struct Slot {
+    size_t parameter = 0;         ///< Index into parameters_.
+    size_t bucket = kNoBucket;    ///< None when the gradient is sparse, or never there.
+    at::Tensor alias;             ///< Its part of the bucket, shaped like the parameter.
+    int expected = 1;             ///< Gradients that it gets in a backward.
+    int fired = 0;                ///< That it got in this one.
+    bool ready = false;           ///< Its part of the bucket is filled.
+    bool assumed_unused = false;  ///< Ready because the graph doesn't reach it.
+    bool used = false;            ///< Since the last averaged backward, on this rank.
+    at::Tensor kept;              ///< What grad() was, in case that no rank has used it.
+  };
+  struct Bucket {
+    at::Tensor flat;       ///< The gradients of its parameters, one after the other, and a number more.
+    at::Tensor gradients;  ///< The same without that number.
+    std::vector<size_t> slots;
+    std::vector<size_t> offsets, lengths;  ///< In elements.
+    size_t pending = 0;                    ///< Slots that are not ready.
+    c10::intrusive_ptr<c10d::Work> work;   ///< Its reduction, once launched.
+    c10::intrusive_ptr<c10::ivalue::Future> hook_result;
+  };
+  struct DoneTimes;
+
+  // internal/backward_watch.h
+  void OnGradient(size_t index) override;
+  void OnLocalGradient(size_t index) override;
+  void OnBackwardEnd() override;
+
+  const NamedParameter& Named(const Slot& slot) const { return parameters_[slot.parameter]; }
+  bool IsLearning() const { return options_.static_graph && !learned_; }
+
+  // Layout.
+  void MakeSlots();
+  void BuildBuckets(const std::vector<size_t>& order);
+  void RebuildBuckets();
+  bool IsFreezingChanged() const;
+
+  // A backward.
+  void Arm();
+  void CheckGradient(const Slot& slot) const;
+  void Fill(Slot& slot);
+  void MarkReady(Slot& slot);
+  void MarkUnused(Slot& slot);
   void LaunchReadyBuckets();
-  void FinishBackward();
+  void Launch(size_t bucket);
+  void EndCollectives(bool problem);
+  bool WaitForCollectives();
+  void TakeBackUnused();
+  void ReduceSparse();
+  void Learn();
+  void CountTimes();
   std::string MissingGradients() const;
 
+  /// Every rank tells the others what is wrong, and which parameters it has frozen. Throws if anything is wrong, if
+  /// they have not frozen alike, or if one of them is in the middle of a backward. Collective.
+  void Exchange(const std::string& problem, bool in_backward);
+
+  const std::vector<NamedParameter> parameters_;  // frozen ones too, each once
   const ProcessGroupPtr group_;
+  const BucketedReducerOptions options_;
+
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;
+  bool has_sparse_ = false;
 
-  std::mutex mutex_;        // hooks may run on a thread per device
-  bool armed_ = false;      // PrepareForBackward was called and its backward has not finished
-  bool started_ = false;    // that backward has made a gradient ready
-  size_t next_bucket_ = 0;  // to be launched; the same order on all ranks
+  bool armed_ = false;               // a backward is to be averaged
+  bool filled_ = false;              // it has made a gradient ready
+  bool finished_ = false;            // some backward has come to its end
+  bool rebuilt_ = false;             // buckets are in the order of readiness
+  bool learned_ = false;             // static_graph: the first backward is over
+  size_t next_bucket_ = 0;           // to be launched
+  std::vector<size_t> ready_order_;  // slots
+  internal::Reached reached_;        // by the forwards since the last averaged backward
+
+  std::optional<double> weight_;
+  at::Tensor factor_;    // gradients are multiplied by it; undefined: by one; a scalar on the CPU
+  bool ignore_ = false;  // the weight is 0
+
+  // What ranks tell each other in each backward: its last element, that something is wrong; before it, if needed, which
+  // slots were used. Where only the former is needed it travels in the last bucket and costs nothing.
+  bool report_in_bucket_ = false;
+  at::Tensor report_;
+  c10::intrusive_ptr<c10d::Work> report_work_;
+
+  std::shared_ptr<DoneTimes> done_times_;
+  ReducerStatistics statistics_;
+  internal::BackwardWatch watch_;  // last: it may call us until it is gone
 };
 
 }  // namespace lockstep

@@ -8,28 +8,74 @@
 #include <sstream>
 
 #include "lockstep/comm/texts.h"
+#include "lockstep/ddp/internal/buckets.h"
+#include "lockstep/ddp/internal/rank_list.h"
 
 namespace lockstep {
 
-void CheckParametersAgree(const std::vector<NamedParameter>& parameters, const ProcessGroupPtr& group) {
+void CheckParametersAgree(const std::vector<NamedParameter>& parameters, const ProcessGroupPtr& group,
+                          const std::vector<NamedParameter>& buffers, const std::string& options) {
   if (!group) return;
   std::ostringstream mine;
-  for (const auto& [name, parameter] : parameters) {
-    mine << name << " " << c10::toString(parameter.scalar_type()) << parameter.sizes() << " strides "
-         << parameter.strides() << (parameter.requires_grad() ? "" : " frozen") << "\n";
-  }
+  if (!options.empty()) mine << options << "\n";
+  const auto describe = [&](const NamedParameter& named, const char* kind) {
+    const at::Tensor& tensor = named.parameter;
+    mine << kind << named.name << " " << c10::toString(tensor.scalar_type()) << tensor.sizes() << " strides "
+         << tensor.strides() << (tensor.requires_grad() || *kind != '\0' ? "" : " frozen") << "\n";
+  };
+  for (const auto& named : parameters) describe(named, "");
+  for (const auto& named : buffers) describe(named, "buffer ");
   const std::vector<std::string> all = AllGatherString(mine.str(), group);
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    std::istringstream first(all[0]), other(all[rank]);
-    std::string a, b;
-    do {
-      if (!std::getline(first, a)) a = "nothing more";
-      if (!std::getline(other, b)) b = "nothing more";
-    } while (a == b);
-    TORCH_CHECK(false, "DistributedDataParallel: the model differs between ranks: rank 0 has ", a, ", rank ", rank,
-                " has ", b);
+  // Line by line: the first on which a rank differs from rank 0, and all ranks that differ from it there alike.
+  std::vector<std::istringstream> texts(all.begin(), all.end());
+  std::vector<std::string> lines(all.size());
+  while (texts[0]) {
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      if (!std::getline(texts[rank], lines[rank])) lines[rank] = "nothing more";
+    }
+    const auto other = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line != lines[0]; });
+    if (other == lines.end()) continue;
+    std::vector<size_t> alike;
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      if (lines[rank] == *other) alike.push_back(rank);
+    }
+    TORCH_CHECK(false, "DistributedDataParallel: the model differs between ranks: rank 0 has ", lines[0], ", ",
+                internal::RankList(alike), alike.size() == 1 ? " has " : " have ", *other);
   }
+}
+
+namespace {
+
+/// A number over all bits of a tensor, on its device: a sum in which places have different weights.
+at::Tensor BitSum(const at::Tensor& parameter) {
+  at::Tensor bits = internal::AsReal(parameter.detach()).contiguous();
+  switch (bits.element_size()) {
+    case 1: bits = bits.view(at::kByte); break;
+    case 2: bits = bits.view(at::kShort); break;
+    case 4: bits = bits.view(at::kInt); break;
+    default: bits = bits.view(at::kLong);
+  }
+  bits = bits.reshape({-1}).to(at::kLong);
+  return (bits * at::arange(1, bits.numel() + 1, bits.options()).mul_(int64_t{0x1E3779B97F4A7C15})).sum();
+}
+
+}  // namespace
+
+void CheckParametersEqual(const std::vector<NamedParameter>& parameters, const ProcessGroupPtr& group) {
+  if (!group || parameters.empty()) return;
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> sums;
+  for (const auto& named : parameters) sums.push_back(BitSum(named.parameter).cpu());
+  const at::Tensor all = at::stack(AllGather(at::stack(sums), group));  // [ranks, parameters]
+  const at::Tensor differs = all.ne(all[0]);
+  if (!differs.any().item<bool>()) return;
+  const auto first = differs.any(0).to(at::kByte).argmax().item<int64_t>();
+  std::vector<size_t> ranks;
+  for (int64_t rank = 0; rank < all.size(0); ++rank) {
+    if (differs[rank][first].item<bool>()) ranks.push_back(rank);
+  }
+  TORCH_CHECK(false, "the ranks' parameters are no longer equal: ", parameters[first].name, " on ",
+              internal::RankList(ranks), " is not what it is on rank 0");
 }
 
 void BroadcastTensors(const std::vector<at::Tensor>& tensors, const ProcessGroupPtr& group, int root) {

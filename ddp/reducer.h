@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,18 +11,33 @@ namespace lockstep {
 struct NamedParameter {
   std::string name;
   at::Tensor parameter;
+  bool sparse = false;  ///< Its gradients are sparse, as those of an embedding with `sparse(true)`.
 };
 
-/// Averages the gradients of a list of parameters over ranks. When a backward that PrepareForBackward announced
-/// returns, every parameter's `grad()` holds the average over all ranks of what each rank accumulated.
+/// Averages the gradients of a list of parameters over ranks. When a backward whose forward was announced with
+/// PrepareForBackward returns, every parameter's `grad()` holds the average over all ranks of what each rank
+/// accumulated.
 ///
 /// Every rank calls the same functions in the same order. Errors are LibTorch's exceptions.
 class Reducer {
  public:
   virtual ~Reducer() = default;
-  /// Call before each forward whose backward shall be averaged. Throws when the last such backward left parameters
-  /// without a gradient.
-  virtual void PrepareForBackward() = 0;
+
+  /// Call after each forward whose backward shall be averaged. `outputs` are the tensors that the loss is made of;
+  /// their backward is recognised by them. Without any, the next backward is taken for it. Throws when the last such
+  /// backward did not come to its end.
+  virtual void PrepareForBackward(const std::vector<at::Tensor>& outputs) = 0;
+
+  /// Call instead after a forward whose gradients shall only be accumulated on this rank.
+  virtual void PrepareForAccumulation(const std::vector<at::Tensor>& outputs) = 0;
+
+  /// What this rank's gradients are multiplied by before they are summed, from the next backward on; nothing: one over
+  /// the world size. With 0 they count as zeros, whatever they are. Ranks may have different weights.
+  virtual void SetWeight(std::optional<double> weight) = 0;
+
+  /// Gives up the backward that is under way, as after an exception in it: takes part in what the other ranks still
+  /// expect, and makes every rank throw `why`, naming this one. Does nothing when no backward is under way.
+  virtual void Abandon(const std::string& why) = 0;
 };
 
 }  // namespace lockstep

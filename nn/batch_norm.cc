@@ -12,18 +12,21 @@ at::Tensor BatchNormImpl<D, Derived>::forward(const at::Tensor& input) {
   _check_input_dim(input);
   double momentum = this->options.momentum().value_or(0.0);
   const bool batch_statistics = this->is_training() || !this->options.track_running_stats();
-  const bool update = this->is_training() && this->num_batches_tracked.defined();
+  const bool synchronized = this->is_training() && group_ && group_->getSize() > 1;
+  const bool update = this->is_training() && this->num_batches_tracked.defined() && (counts_ || synchronized);
   if (update) {
     this->num_batches_tracked.add_(1);
     // No momentum: the plain average of all batches so far.
     if (!this->options.momentum()) momentum = 1.0 / this->num_batches_tracked.template item<double>();
   }
-  if (this->is_training() && group_ && group_->getSize() > 1) {
-    return internal::SyncBatchNorm(input, this->weight, this->bias, update ? this->running_mean : at::Tensor(),
+  if (synchronized) {
+    return internal::SyncBatchNorm(input, counts_, this->weight, this->bias, update ? this->running_mean : at::Tensor(),
                                    update ? this->running_var : at::Tensor(), momentum, this->options.eps(), group_);
   }
-  return torch::nn::functional::detail::batch_norm(input, this->running_mean, this->running_var, this->weight,
-                                                   this->bias, batch_statistics, momentum, this->options.eps());
+  const bool frozen = this->is_training() && !update;
+  return torch::nn::functional::detail::batch_norm(input, frozen ? at::Tensor() : this->running_mean,
+                                                   frozen ? at::Tensor() : this->running_var, this->weight, this->bias,
+                                                   batch_statistics, momentum, this->options.eps());
 }
 
 template <size_t D, typename Derived>
@@ -74,6 +77,14 @@ absl::StatusOr<int> ConvertSyncBatchNorm(torch::nn::Module& module, const Proces
     }
   }
   return bound;
+}
+
+std::vector<Joinable*> BatchNormJoinables(torch::nn::Module& module) {
+  std::vector<Joinable*> joinables;
+  for (const auto& child : module.modules()) {
+    if (auto* norm = dynamic_cast<SynchronizableBatchNorm*>(child.get())) joinables.push_back(norm);
+  }
+  return joinables;
 }
 
 }  // namespace lockstep::nn

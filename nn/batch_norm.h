@@ -3,16 +3,17 @@
 #include <absl/status/statusor.h>
 #include <torch/nn/modules/batchnorm.h>
 
-#include <string>
+#include <vector>
 
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/join.h"
 
 namespace lockstep::nn {
 
-/// What every batch norm of ours offers besides torch's members: it can be bound to a group of ranks.
-class SynchronizableBatchNorm {
+/// What every batch norm of ours offers besides torch's members: it can be bound to a group of ranks. In a Join, the
+/// batch of a rank that has run out changes no statistics, neither the group's nor the running ones of this rank.
+class SynchronizableBatchNorm : public Joinable {
  public:
-  virtual ~SynchronizableBatchNorm() = default;
   /// From now on, mean and variance of a batch in training are those over all ranks of `group`; null unbinds.
   virtual void BindGroup(ProcessGroupPtr group) = 0;
 };
@@ -28,6 +29,7 @@ class BatchNormImpl : public torch::nn::NormImplBase<D, Derived, torch::nn::Batc
 
   at::Tensor forward(const at::Tensor& input);
   void BindGroup(ProcessGroupPtr group) override { group_ = std::move(group); }
+  void SetJoinState(const JoinState* state) override { counts_ = state == nullptr || state->has_batch; }
   void pretty_print(std::ostream& stream) const override;
 
  protected:
@@ -35,6 +37,7 @@ class BatchNormImpl : public torch::nn::NormImplBase<D, Derived, torch::nn::Batc
 
  private:
   ProcessGroupPtr group_;
+  bool counts_ = true;
 };
 
 class BatchNorm1dImpl : public BatchNormImpl<1, BatchNorm1dImpl> {
@@ -61,5 +64,8 @@ extern template class BatchNormImpl<3, BatchNorm3dImpl>;
 /// the tree is an InvalidArgument that names its path, before anything is bound: in C++ it can't be swapped for
 /// another, since its parent's forward calls it by its own type.
 absl::StatusOr<int> ConvertSyncBatchNorm(torch::nn::Module& module, const ProcessGroupPtr& group);
+
+/// Every batch norm of ours in the tree, for a Join.
+std::vector<Joinable*> BatchNormJoinables(torch::nn::Module& module);
 
 }  // namespace lockstep::nn

@@ -21,34 +21,36 @@ at::Tensor PerChannel(const at::Tensor& vector, int64_t dims) {
   return vector.view(shape);
 }
 
-/// (mean, biased variance) of this rank's batch, zero for an empty one.
-std::pair<at::Tensor, at::Tensor> LocalStatistics(const at::Tensor& input) {
+/// (mean, biased variance) of this rank's batch, zero for one that has or counts as nothing.
+std::pair<at::Tensor, at::Tensor> LocalStatistics(const at::Tensor& input, bool counts) {
   const auto options = input.options().dtype(StatisticsType(input));
-  if (input.numel() == 0) return {at::zeros({input.size(1)}, options), at::zeros({input.size(1)}, options)};
+  if (!counts) return {at::zeros({input.size(1)}, options), at::zeros({input.size(1)}, options)};
   auto [mean, var] = at::batch_norm_update_stats(input.to(options.dtype()), {}, {}, /*momentum=*/0.);
   return {mean, var};
 }
 
 struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> {
   // Optional, because an undefined tensor as an argument is an error.
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const std::optional<at::Tensor>& weight_or,
-                            const std::optional<at::Tensor>& bias_or, const std::optional<at::Tensor>& running_mean,
-                            const std::optional<at::Tensor>& running_var, double momentum, double eps,
-                            const ProcessGroupPtr& group) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, bool counts,
+                            const std::optional<at::Tensor>& weight_or, const std::optional<at::Tensor>& bias_or,
+                            const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var,
+                            double momentum, double eps, const ProcessGroupPtr& group) {
     const at::Tensor weight = weight_or.value_or(at::Tensor()), bias = bias_or.value_or(at::Tensor());
     const int64_t channels = input.size(1);
-    auto [local_mean, local_var] = LocalStatistics(input);
-    const at::Tensor local_count = at::full({1}, static_cast<double>(input.numel() / channels), local_mean.options());
+    counts &= input.numel() > 0;
+    auto [local_mean, local_var] = LocalStatistics(input, counts);
+    const at::Tensor local_count =
+        at::full({1}, counts ? static_cast<double>(input.numel() / channels) : 0., local_mean.options());
 
     // Chan's way to merge the ranks' means and variances (Chan, Golub, LeVeque 1979).
     const at::Tensor all = at::stack(AllGather(at::cat({local_mean, local_var, local_count}), group));
     const at::Tensor means = all.narrow(1, 0, channels);
     const at::Tensor vars = all.narrow(1, channels, channels);
-    const at::Tensor counts = all.narrow(1, 2 * channels, 1);
-    const at::Tensor total = counts.sum();
+    const at::Tensor samples = all.narrow(1, 2 * channels, 1);
+    const at::Tensor total = samples.sum();
     // Looked at only where it may be so: a look makes a GPU's host wait.
-    TORCH_CHECK(input.numel() > 0 || total.item<double>() > 0, "SyncBatchNorm: every rank's batch is empty");
-    const at::Tensor share = counts / total;
+    TORCH_CHECK(counts || total.item<double>() > 0, "SyncBatchNorm: every rank's batch is empty");
+    const at::Tensor share = samples / total;
     const at::Tensor mean = (means * share).sum(0);
     const at::Tensor var = ((vars + (means - mean).square()) * share).sum(0);
 
@@ -61,6 +63,7 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     ctx->saved_data["eps"] = eps;
     ctx->saved_data["group"] = c10::IValue::make_capsule(group);
     ctx->saved_data["has_bias"] = bias.defined();
+    ctx->saved_data["counts"] = counts;
     if (input.numel() == 0) return at::empty_like(input);
     return std::get<0>(at::native_batch_norm(input, weight, bias, mean, var, /*training=*/false, 0., eps));
   }
@@ -81,8 +84,10 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     if (input.numel() > 0) {
       std::tie(grad_input, grad_weight, grad_bias) = at::native_batch_norm_backward(
           grad_output, input, scale, mean, var, {}, {}, /*train=*/false, eps, {true, true, true});
-      sums.narrow(0, 0, channels).copy_(grad_bias);
-      sums.narrow(0, channels, channels).copy_(grad_weight);
+      if (ctx->saved_data["counts"].toBool()) {
+        sums.narrow(0, 0, channels).copy_(grad_bias);
+        sums.narrow(0, channels, channels).copy_(grad_weight);
+      }
     } else {
       grad_weight = at::zeros_like(scale);
       grad_bias = at::zeros_like(scale);
@@ -103,6 +108,7 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     }
     const bool has_bias = ctx->saved_data["has_bias"].toBool();
     return {grad_input,
+            at::Tensor(),
             weight.defined() ? grad_weight : at::Tensor(),
             has_bias ? grad_bias : at::Tensor(),
             at::Tensor(),
@@ -115,11 +121,11 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
 
 }  // namespace
 
-at::Tensor SyncBatchNorm(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+at::Tensor SyncBatchNorm(const at::Tensor& input, bool counts, const at::Tensor& weight, const at::Tensor& bias,
                          const at::Tensor& running_mean, const at::Tensor& running_var, double momentum, double eps,
                          const ProcessGroupPtr& group) {
   const auto defined = [](const at::Tensor& tensor) { return tensor.defined() ? std::optional(tensor) : std::nullopt; };
-  return SyncBatchNormFunction::apply(input, defined(weight), defined(bias), defined(running_mean),
+  return SyncBatchNormFunction::apply(input, counts, defined(weight), defined(bias), defined(running_mean),
                                       defined(running_var), momentum, eps, group);
 }
 

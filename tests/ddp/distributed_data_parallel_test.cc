@@ -35,7 +35,8 @@ TORCH_MODULE(Mlp);
 /// Small buckets, so that several take part.
 DistributedDataParallelOptions SmallBuckets() {
   DistributedDataParallelOptions options;
-  options.buckets = {1000, 100};
+  options.reducer.bucket_cap_bytes = 1000;
+  options.reducer.first_bucket_cap_bytes = 100;
   return options;
 }
 
@@ -231,14 +232,15 @@ TEST(BucketedReducer, ServesSeveralDtypesFrozenAndSharedParameters) {
   at::Tensor a = at::ones({3}).requires_grad_(), b = at::ones({2}, at::kDouble).requires_grad_(),
              frozen = at::ones({2});
   BucketedReducer reducer({{"a", a}, {"b", b}, {"frozen", frozen}, {"a_again", a}}, Group());
-  reducer.PrepareForBackward();
+  reducer.PrepareForBackward({});
   ((a * (rank + 1)).sum() + (a * 1).sum() + (b * rank).sum()).backward();
   EXPECT_NEAR(a.grad()[0].item<double>(), (world > 1 ? (world + 1) / 2. : 1) + 1, 1e-6);
   EXPECT_NEAR(b.grad()[0].item<double>(), (world - 1) / 2., 1e-12);
   if (world > 1) {
     EXPECT_EQ(reducer.num_buckets(), 2u);
-    // A backward that was not announced stays this rank's own.
+    // A backward that was announced as such stays this rank's own.
     a.mutable_grad().zero_();
+    reducer.PrepareForAccumulation({});
     (a * rank).sum().backward();
     EXPECT_EQ(a.grad()[0].item<double>(), rank);
   }

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "lockstep/ddp/reducer.h"
+
+namespace torch::autograd {
+struct Node;
+}
+
+namespace lockstep::internal {
+
+/// Tells a reducer what happens in backwards: when each parameter's gradient has been accumulated, and when the
+/// outermost backward is over. Knows which backwards are to be averaged, by hooks on the outputs of the forwards.
+///
+/// Refuses what no reducer can serve: a parameter that another one watches, a backward that nobody announced, gradients
+/// that are themselves to be differentiated.
+class BackwardWatch {
+ public:
+  /// Called with the watch's lock held, from whatever thread runs backward.
+  class Client {
+   public:
+    virtual ~Client() = default;
+    /// In a backward that is averaged: this parameter's gradient is in grad().
+    virtual void OnGradient(size_t parameter) = 0;
+    /// The same in a backward that is not.
+    virtual void OnLocalGradient(size_t parameter) {}
+    /// The averaged backward, which made at least one gradient ready, is over.
+    virtual void OnBackwardEnd() = 0;
+  };
+
+  explicit BackwardWatch(Client& client);
+  ~BackwardWatch();
+  BackwardWatch(const BackwardWatch&) = delete;
+  BackwardWatch& operator=(const BackwardWatch&) = delete;
+
+  /// The parameters from now on; each needs a gradient and appears once. Without `hooks` they are only kept from
+  /// others.
+  void Watch(const std::vector<NamedParameter>& parameters, bool hooks = true);
+
+  /// A forward has made `outputs`; whether its backward is averaged.
+  void Announce(const std::vector<at::Tensor>& outputs, bool average);
+
+  /// Whether an averaged backward has begun and not come to its end: it threw.
+  bool IsUnfinished() const;
+  /// Forgets it.
+  void Reset();
+
+  /// Held while the client is called.
+  std::recursive_mutex& mutex() const;
+
+ private:
+  struct State;
+  struct Watched {
+    at::Tensor parameter;
+    std::shared_ptr<torch::autograd::Node> accumulator;  // where the hook is; kept alive by us
+    uintptr_t hook = 0;
+  };
+
+  const std::shared_ptr<State> state_;
+  std::vector<Watched> watched_;
+};
+
+}  // namespace lockstep::internal

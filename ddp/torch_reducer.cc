@@ -1,0 +1,68 @@
+#include "lockstep/ddp/torch_reducer.h"
+
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include <algorithm>
+#include <set>
+
+namespace lockstep {
+namespace {
+
+/// Passes on to a hook that others hold too.
+class SharedHook : public c10d::CommHookInterface {
+ public:
+  explicit SharedHook(std::shared_ptr<c10d::CommHookInterface> hook) : hook_(std::move(hook)) {}
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override { return hook_->runHook(bucket); }
+  at::Tensor parseHookResult(const c10::IValue& result) override { return hook_->parseHookResult(result); }
+
+ private:
+  const std::shared_ptr<c10d::CommHookInterface> hook_;
+};
+
+}  // namespace
+
+TorchReducer::TorchReducer(const std::vector<NamedParameter>& parameters, ProcessGroupPtr group,
+                           TorchReducerOptions options)
+    : find_unused_parameters_(options.find_unused_parameters) {
+  std::vector<at::Tensor> tensors;
+  std::vector<bool> sparse;
+  std::unordered_map<size_t, std::string> names;
+  std::set<c10::TensorImpl*> seen;
+  for (const auto& named : parameters) {
+    if (!named.parameter.requires_grad() || !seen.insert(named.parameter.unsafeGetTensorImpl()).second) continue;
+    names[tensors.size()] = named.name;
+    tensors.push_back(named.parameter);
+    sparse.push_back(named.sparse);
+  }
+  TORCH_CHECK(!tensors.empty(), "reducer: the module has no parameter that needs a gradient");
+  if (!group) return;
+  auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
+      tensors, {options.first_bucket_cap_bytes, options.bucket_cap_bytes}, sparse);
+  std::reverse(buckets.begin(), buckets.end());
+  reducer_ = std::make_unique<c10d::Reducer>(
+      tensors, buckets, std::move(group), sparse, options.bucket_cap_bytes, options.find_unused_parameters,
+      /*gradient_as_bucket_view=*/false, names, options.first_bucket_cap_bytes,
+      /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<int64_t>());
+  if (options.hook) reducer_->register_comm_hook(std::make_unique<SharedHook>(options.hook));
+}
+
+TorchReducer::~TorchReducer() = default;
+
+void TorchReducer::PrepareForBackward(const std::vector<at::Tensor>& outputs) {
+  if (!reducer_) return;
+  reducer_->prepare_for_forward();
+  if (reducer_->should_rebuild_buckets()) reducer_->rebuild_buckets();
+  reducer_->prepare_for_backward(find_unused_parameters_ ? outputs : std::vector<at::Tensor>());
+}
+
+void TorchReducer::SetWeight(std::optional<double> weight) {
+  TORCH_CHECK(!weight, "reducer: c10d::Reducer knows no weights; use BucketedReducer");
+}
+
+void TorchReducer::Abandon(const std::string& why) {
+  if (!reducer_) return;
+  reducer_->reset_state();
+  TORCH_CHECK(false, "reducer: ", why);
+}
+
+}  // namespace lockstep
