@@ -241,9 +241,11 @@ void BucketedReducer::Arm() {
   statistics_.last.clear();
 
   const bool needs_usage = options_.find_unused_parameters || IsLearning();
-  const auto on_cpu = [](const Bucket& bucket) { return bucket.flat.is_cpu(); };
-  report_in_bucket_ = !needs_usage && !options_.hook && !has_sparse_ && !buckets_.empty() &&
-                      std::all_of(buckets_.begin(), buckets_.end(), on_cpu);
+  // Other backends add in an order that depends on a tensor's length: one number more would change the last bits.
+  const auto on_shm = [&](const Bucket& bucket) {
+    return bucket.flat.is_cpu() && group_->getBackend(at::kCPU)->getBackendName() == "shm";
+  };
+  report_in_bucket_ = !needs_usage && !options_.hook && !has_sparse_ && !buckets_.empty() && on_shm(buckets_.back());
   if (report_in_bucket_) {
     const at::Tensor& flat = buckets_.back().flat;
     report_ = flat.narrow(0, flat.numel() - 1, 1).zero_();

@@ -1,9 +1,11 @@
 #include "lockstep/ddp/torch_reducer.h"
 
+#include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include <algorithm>
 #include <set>
+
+#include "lockstep/ddp/internal/buckets.h"
 
 namespace lockstep {
 namespace {
@@ -36,13 +38,25 @@ TorchReducer::TorchReducer(const std::vector<NamedParameter>& parameters, Proces
   }
   TORCH_CHECK(!tensors.empty(), "reducer: the module has no parameter that needs a gradient");
   if (!group) return;
-  auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
-      tensors, {options.first_bucket_cap_bytes, options.bucket_cap_bytes}, sparse);
-  std::reverse(buckets.begin(), buckets.end());
-  reducer_ = std::make_unique<c10d::Reducer>(
+  std::vector<size_t> dense;
+  std::vector<std::vector<size_t>> buckets;
+  for (size_t i = tensors.size(); i-- > 0;) {
+    if (sparse[i]) {
+      buckets.push_back({i});
+    } else {
+      dense.push_back(i);
+    }
+  }
+  for (auto& bucket :
+       internal::AssignBuckets(tensors, dense, options.first_bucket_cap_bytes, options.bucket_cap_bytes)) {
+    buckets.push_back(std::move(bucket));
+  }
+  reducer_ = std::make_shared<c10d::Reducer>(
       tensors, buckets, std::move(group), sparse, options.bucket_cap_bytes, options.find_unused_parameters,
       /*gradient_as_bucket_view=*/false, names, options.first_bucket_cap_bytes,
       /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<int64_t>());
+  logger_ = std::make_shared<c10d::Logger>(reducer_);
+  reducer_->set_logger(logger_);
   if (options.hook) reducer_->register_comm_hook(std::make_unique<SharedHook>(options.hook));
 }
 

@@ -9,6 +9,7 @@
 
 namespace c10d {
 class CommHookInterface;
+class Logger;
 class Reducer;
 }  // namespace c10d
 
@@ -38,7 +39,8 @@ class TorchReducer : public Reducer {
 
  private:
   const bool find_unused_parameters_;
-  std::unique_ptr<c10d::Reducer> reducer_;  // null with a null group
+  std::shared_ptr<c10d::Reducer> reducer_;  // null with a null group
+  std::shared_ptr<c10d::Logger> logger_;    // which it can't do without
 };
 
 }  // namespace lockstep
