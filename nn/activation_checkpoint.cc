@@ -120,11 +120,11 @@ struct Run : torch::CustomClassHolder {
 
 struct ActivationCheckpointFunction : torch::autograd::Function<ActivationCheckpointFunction> {
   // The anchor needs a gradient, so that backward comes here also when no input does.
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& anchor, const variable_list& inputs,
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& anchor, at::TensorList inputs,
                                const c10::intrusive_ptr<Run>& run) {
-    ctx->save_for_backward(inputs);
+    ctx->save_for_backward(inputs.vec());
     ctx->saved_data["run"] = c10::IValue::make_capsule(run);
-    variable_list outputs = run->Call(inputs), fixed;
+    variable_list outputs = run->Call(inputs.vec()), fixed;
     for (const auto& output : outputs) {
       if (output.defined() && !torch::autograd::isDifferentiableType(output.scalar_type())) fixed.push_back(output);
     }
@@ -174,7 +174,8 @@ std::vector<at::Tensor> ActivationCheckpoint(const TensorsFunction& fn, const st
     if (input.defined()) given.push_back(input);
   }
   const at::Tensor anchor = at::empty({0}).requires_grad_();
-  return ActivationCheckpointFunction::apply(anchor, given, c10::make_intrusive<Run>(fn, std::move(defined), given));
+  return ActivationCheckpointFunction::apply(anchor, at::TensorList(given),
+                                             c10::make_intrusive<Run>(fn, std::move(defined), given));
 }
 
 }  // namespace lockstep::nn

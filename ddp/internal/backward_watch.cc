@@ -58,7 +58,7 @@ struct BackwardWatch::State {
   void OnHook(const std::shared_ptr<State>& self, size_t index) {
     std::lock_guard<std::recursive_mutex> lock(mutex);
     if (client == nullptr) return;
-    TORCH_CHECK(!c10::GradMode::is_enabled(), "reducer: backward with create_graph: the gradient of ", names[index],
+    TORCH_CHECK(!c10::GradMode::is_enabled(), "reducer: double backward (create_graph): the gradient of ", names[index],
                 " would have to be differentiated through its reduction, which is not supported; take higher "
                 "derivatives with torch::autograd::grad, which leaves grad() alone, and call backward on the result");
     if (!in_backward) {

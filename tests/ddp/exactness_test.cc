@@ -10,7 +10,7 @@
 
 #include "lockstep/comm/process_group.h"
 #include "lockstep/ddp/after_backward_reducer.h"
-#include "lockstep/ddp/compress_hook.h"
+#include "lockstep/ddp/all_reduce_hook.h"
 #include "lockstep/ddp/distributed_data_parallel.h"
 #include "lockstep/ddp/torch_reducer.h"
 #include "lockstep/models/conv_net.h"
@@ -71,7 +71,7 @@ std::vector<Option> Options() {
       {"not rebuilt", [](auto& o) { o.reducer.rebuild_buckets = false; }},
       {"find_unused_parameters", [](auto& o) { o.reducer.find_unused_parameters = true; }},
       {"static_graph", [](auto& o) { o.reducer.static_graph = true; }},
-      {"an all-reduce hook", [](auto& o) { o.reducer.hook = std::make_shared<CompressHook>(Group(), at::kFloat); }},
+      {"an all-reduce hook", [](auto& o) { o.reducer.hook = std::make_shared<AllReduceHook>(Group()); }},
       {"AfterBackwardReducer",
        [](auto& o) {
          o.make_reducer = [](auto parameters, const auto& group) {
