@@ -13,9 +13,12 @@
 
 #include <cstdlib>
 
+#include "expect_error.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/ddp/parameter_sync.h"
 #include "lockstep/models/conv_net.h"
 #include "lockstep/nn/batch_norm.h"
+#include "test_models.h"
 
 namespace lockstep {
 namespace {
@@ -25,12 +28,7 @@ const ProcessGroupPtr& Group() {
   return group;
 }
 
-struct MlpImpl : torch::nn::Module {
-  MlpImpl() : a(register_module("a", torch::nn::Linear(6, 16))), b(register_module("b", torch::nn::Linear(16, 3))) {}
-  at::Tensor forward(const at::Tensor& x) { return b->forward(torch::relu(a->forward(x))); }
-  torch::nn::Linear a, b;
-};
-TORCH_MODULE(Mlp);
+using test_models::Mlp;
 
 /// Small buckets, so that several take part.
 DistributedDataParallelOptions SmallBuckets() {
@@ -225,6 +223,170 @@ TEST(DistributedDataParallel, BuffersComeFromRankZero) {
   for (int i = 0; i < 2; ++i) ddp.forward(at::randn({8, 2}) + GetRank(Group())).sum().backward();
   ddp.SyncBuffers();
   for (const auto& other : AllGather(model->running_mean, Group())) EXPECT_TRUE(other.equal(model->running_mean));
+}
+
+// Outputs of every shape.
+
+namespace outputs {
+struct Mine {
+  at::Tensor logits;
+  std::optional<at::Tensor> more;
+};
+void VisitTensors(const Mine& mine, const TensorVisitor& visit) {
+  visit(mine.logits);
+  if (mine.more) visit(*mine.more);
+}
+struct Opaque {
+  at::Tensor hidden;
+};
+}  // namespace outputs
+
+/// A linear layer whose output is wrapped by `Wrap`, and a layer that is not used.
+template <typename Wrap>
+struct WrappedImpl : torch::nn::Module {
+  explicit WrappedImpl(Wrap wrap)
+      : linear(register_module("linear", torch::nn::Linear(2, 2))),
+        unused(register_module("unused", torch::nn::Linear(2, 2))),
+        wrap(wrap) {}
+  auto forward(const at::Tensor& x) { return wrap(linear->forward(x)); }
+  torch::nn::Linear linear, unused;
+  Wrap wrap;
+};
+
+template <typename Wrap, typename Unwrap>
+void ExpectServed(Wrap wrap, Unwrap unwrap) {
+  for (bool find_unused : {true, false}) {
+    auto model = std::make_shared<WrappedImpl<Wrap>>(wrap);
+    if (!find_unused) {
+      for (auto& p : model->unused->parameters()) p.requires_grad_(false);
+    }
+    DistributedDataParallelOptions options;
+    options.reducer.find_unused_parameters = find_unused;
+    DistributedDataParallel<WrappedImpl<Wrap>> ddp(model, Group(), options);
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      // Two forwards, and the second backward belongs to the first: only the outputs can tell.
+      auto first = ddp.forward(at::full({1, 2}, GetRank(Group()) + 1.));
+      auto second = ddp.forward(at::full({1, 2}, 1.));
+      unwrap(second).sum().backward();
+      unwrap(first).sum().backward();
+      EXPECT_TRUE(at::allclose(model->linear->weight.grad(), at::full({2, 2}, 1 + (GetWorldSize(Group()) + 1) / 2.)));
+      EXPECT_FALSE(model->unused->weight.grad().defined());
+    }
+  }
+}
+
+TEST(DistributedDataParallel, FindsTensorsInWhatForwardReturns) {
+  using T = at::Tensor;
+  ExpectServed([](T t) { return t; }, [](T t) { return t; });
+  ExpectServed([](T t) { return std::vector<T>{at::ones({1}), t}; }, [](auto& v) { return v[1]; });
+  ExpectServed([](T t) { return std::array<T, 1>{t}; }, [](auto& v) { return v[0]; });
+  ExpectServed([](T t) { return std::make_tuple(1, std::string("x"), t); }, [](auto& v) { return std::get<2>(v); });
+  ExpectServed([](T t) { return std::make_pair(T(), t); }, [](auto& v) { return v.second; });
+  ExpectServed([](T t) { return std::optional<T>(t); }, [](auto& v) { return *v; });
+  ExpectServed([](T t) { return std::map<std::string, T>{{"out", t}}; }, [](auto& v) { return v["out"]; });
+  ExpectServed([](T t) { return std::unordered_map<int, std::vector<T>>{{1, {t}}}; }, [](auto& v) { return v[1][0]; });
+  ExpectServed([](T t) { return outputs::Mine{t, std::nullopt}; }, [](auto& v) { return v.logits; });
+  ExpectServed([](T t) { return std::vector<outputs::Mine>{{T(), t}}; }, [](auto& v) { return *v[0].more; });
+}
+
+TEST(DistributedDataParallel, ATypeThatItCannotLookIntoIsAnErrorWhereItMatters) {
+  const auto wrap = [](at::Tensor t) { return std::vector<outputs::Opaque>{{t}}; };
+  auto model = std::make_shared<WrappedImpl<decltype(wrap)>>(wrap);
+  {
+    for (auto& p : model->unused->parameters()) p.requires_grad_(false);
+    DistributedDataParallel<WrappedImpl<decltype(wrap)>> ddp(model, Group());
+    ddp.forward(at::ones({1, 2}))[0].hidden.sum().backward();
+  }
+  if (GetWorldSize(Group()) == 1) return;
+  DistributedDataParallelOptions options;
+  options.reducer.find_unused_parameters = true;
+  DistributedDataParallel<WrappedImpl<decltype(wrap)>> ddp(model, Group(), options);
+  ExpectError([&] { ddp.forward(at::ones({1, 2})); }, {"outputs::Opaque", "VisitTensors(const "});
+}
+
+struct VoidImpl : torch::nn::Module {
+  VoidImpl() : linear(register_module("linear", torch::nn::Linear(2, 2))) {}
+  void forward(const at::Tensor& x, at::Tensor& out) { out = linear->forward(x); }
+  torch::nn::Linear linear;
+};
+
+TEST(DistributedDataParallel, ForwardMayReturnNothing) {
+  DistributedDataParallel<VoidImpl> ddp(std::make_shared<VoidImpl>(), Group());
+  at::Tensor out;
+  ddp.forward(at::full({1, 2}, GetRank(Group()) + 1.), out);
+  out.sum().backward();
+  EXPECT_TRUE(at::allclose(ddp.parameters()[0].grad(), at::full({2, 2}, (GetWorldSize(Group()) + 1) / 2.)));
+}
+
+// What is left out, and what doesn't fit.
+
+TEST(DistributedDataParallel, LeavesIgnoredParametersAndBuffersAlone) {
+  if (GetWorldSize(Group()) == 1) return;
+  torch::manual_seed(100 + GetRank(Group()));
+  torch::nn::Sequential model(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2 + GetRank(Group())));
+  DistributedDataParallelOptions options;
+  options.ignored = {"1.weight", "1.bias"};
+  DistributedDataParallel ddp(model, Group(), options);
+  const at::Tensor x = at::full({1, 2}, 1.);
+  ddp.forward(x).sum().backward();
+  const at::Tensor mine = model->parameters()[3].grad();
+  EXPECT_TRUE(mine.equal(at::ones_like(mine)));
+  for (const auto& other : AllGather(model->parameters()[0].grad(), Group())) {
+    EXPECT_TRUE(other.equal(model->parameters()[0].grad()));
+  }
+  options.ignored = {"2.weight"};
+  ExpectError([&] { DistributedDataParallel again(model, Group(), options); }, {"named 2.weight"});
+}
+
+TEST(DistributedDataParallel, NamesAllRanksThatDiffer) {
+  if (GetWorldSize(Group()) < 4) return;
+  const auto make = [](int64_t out, bool frozen) {
+    torch::nn::Linear linear(2, out);
+    linear->bias.set_requires_grad(!frozen);
+    return linear;
+  };
+  ExpectError([&] { DistributedDataParallel ddp(make(GetRank(Group()) >= 2 ? 3 : 2, false), Group()); },
+              {"rank 0 has weight Float[2, 2]", "ranks 2, 3 have weight Float[3, 2]"});
+  ExpectError([&] { DistributedDataParallel ddp(make(2, GetRank(Group()) == 3), Group()); },
+              {"rank 3 has bias Float[2] strides [1] frozen"});
+}
+
+TEST(DistributedDataParallel, RefusesOtherOptionsOnARank) {
+  if (GetWorldSize(Group()) == 1) return;
+  DistributedDataParallelOptions options;
+  options.reducer.find_unused_parameters = GetRank(Group()) == 1;
+  ExpectError([&] { DistributedDataParallel ddp(torch::nn::Linear(2, 2), Group(), options); },
+              {"rank 1 has the options", "find_unused_parameters 1"});
+}
+
+TEST(DistributedDataParallel, RefusesTwoTypesOfDevice) {
+  torch::nn::Sequential model(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2));
+  model->ptr<torch::nn::LinearImpl>(1)->weight = model[1]->register_parameter("meta", at::empty({2, 2}, at::kMeta));
+  ExpectError([&] { DistributedDataParallel ddp(model, Group()); },
+              {"two types of device", "0.weight on cpu", "1.meta on meta"});
+}
+
+TEST(DistributedDataParallel, RefusesNothing) {
+  ExpectError([] { DistributedDataParallel<VoidImpl> ddp(std::shared_ptr<VoidImpl>(), Group()); }, {"null"});
+}
+
+TEST(DistributedDataParallel, ChecksThatParametersAreStillEqual) {
+  test_models::Mlp model;
+  DistributedDataParallel ddp(model, Group());
+  ddp.CheckParametersEqual();
+  if (GetWorldSize(Group()) == 1) return;
+  {
+    const at::NoGradGuard no_grad;
+    if (GetRank(Group()) == 1) model->b->bias[0] = std::nextafter(model->b->bias[0].item<float>(), 10.f);
+  }
+  ExpectError([&] { ddp.CheckParametersEqual(); }, {"b.bias on rank 1"});
+  for (const auto dtype : {at::kDouble, at::kHalf, at::kBFloat16, at::kComplexFloat, at::kLong, at::kByte}) {
+    const at::Tensor t = at::ones({2, 3}, dtype).t();
+    CheckParametersEqual({{"t", t}}, Group());
+    const at::Tensor other = GetRank(Group()) == 1 ? t.t().clone() * 2 : t;
+    ExpectError([&] { CheckParametersEqual({{"t", other}}, Group()); }, {"t on rank 1"});
+  }
 }
 
 TEST(BucketedReducer, ServesSeveralDtypesFrozenAndSharedParameters) {
