@@ -12,6 +12,7 @@ struct JoinState {
   int ranks_with_batch = 1;  ///< At least one.
   int first_rank_with_batch = 0;
   bool divide_by_initial_world_size = true;
+  bool is_last = false;  ///< No step comes after this one; known only where Next was told.
 };
 
 /// What takes part in a Join: something with collectives in forward or backward, which a rank without batches runs all
@@ -60,8 +61,11 @@ class Join {
   Join(const Join&) = delete;
   Join& operator=(const Join&) = delete;
 
-  /// Before each step. Collective.
-  Step Next(bool has_batch);
+  /// Before each step; `has_next`: whether this rank has a batch after this one too, for is_last(). Collective.
+  Step Next(bool has_batch, bool has_next = true);
+
+  /// Whether the step that Next has just begun is the last one.
+  bool is_last() const { return state_.is_last; }
 
  private:
   const std::vector<Joinable*> joinables_;

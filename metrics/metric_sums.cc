@@ -1,11 +1,15 @@
 #include "lockstep/metrics/metric_sums.h"
 
+#include <absl/status/status.h>
+#include <absl/strings/str_cat.h>
 #include <ATen/Functions.h>
 
+#include <cmath>
 #include <set>
 #include <sstream>
 #include <vector>
 
+#include "lockstep/comm/agree.h"
 #include "lockstep/comm/texts.h"
 
 namespace lockstep {
@@ -14,6 +18,11 @@ void MetricSums::Add(const std::string& name, const at::Tensor& sum) {
   const at::Tensor value = sum.detach().to(at::kDouble);
   auto [found, is_new] = sums_.emplace(name, value);
   if (!is_new) found->second = found->second + value;
+}
+
+void MetricSums::Add(const MetricSums& other) {
+  for (const auto& [name, sum] : other.sums_) Add(name, sum);
+  samples_ += other.samples_;
 }
 
 MetricSums::Result MetricSums::Reduce(const ProcessGroupPtr& group) const {
@@ -41,6 +50,25 @@ MetricSums::Result MetricSums::Reduce(const ProcessGroupPtr& group) const {
     ++i;
   }
   return result;
+}
+
+absl::StatusOr<std::map<std::string, double>> MetricSums::FiniteMeans(const std::string& prefix,
+                                                                      const ProcessGroupPtr& group,
+                                                                      bool may_be_empty) const {
+  const Result result = Reduce(group);
+  // The same on all ranks, so that an error is too.
+  if (result.samples == 0 && !may_be_empty) {
+    return AgreeOnStatus(absl::InternalError(absl::StrCat(prefix, "metrics: there was no sample")), group);
+  }
+  std::map<std::string, double> means = {{prefix + "samples", static_cast<double>(result.samples)}};
+  for (const auto& [name, mean] : result.means) {
+    if (!std::isfinite(mean)) {
+      return AgreeOnStatus(
+          absl::InternalError(absl::StrCat("metric ", prefix, name, " is ", mean, ", not a finite number")), group);
+    }
+    means[prefix + name] = mean;
+  }
+  return means;
 }
 
 }  // namespace lockstep

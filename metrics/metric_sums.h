@@ -1,5 +1,6 @@
 #pragma once
 
+#include <absl/status/statusor.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -16,6 +17,8 @@ class MetricSums {
  public:
   /// Adds `sum`, the sum of a metric over some samples (a scalar tensor).
   void Add(const std::string& name, const at::Tensor& sum);
+  /// Adds all sums and samples of `other`.
+  void Add(const MetricSums& other);
   /// Counts the samples that the sums were over.
   void AddSamples(int64_t count) { samples_ += count; }
 
@@ -28,6 +31,11 @@ class MetricSums {
   };
   /// The same result on every rank. Collective.
   Result Reduce(const ProcessGroupPtr& group) const;
+
+  /// Reduce's means under `prefix`, and `<prefix>samples`. An error, on every rank, when one is not a finite number, or
+  /// when there was no sample and that may not be. Collective.
+  absl::StatusOr<std::map<std::string, double>> FiniteMeans(const std::string& prefix, const ProcessGroupPtr& group,
+                                                            bool may_be_empty = false) const;
 
  private:
   std::map<std::string, at::Tensor> sums_;

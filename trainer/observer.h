@@ -48,6 +48,8 @@ class TrainObserver {
   virtual ~TrainObserver() = default;
   virtual void OnFitStart() {}
   virtual void OnEpochStart(size_t epoch) {}
+  /// Before the first batch of a step.
+  virtual void OnStepStart() {}
   virtual void OnStepEnd(StepInfo& info) {}
   /// Before the module is switched to evaluation, once a validation (or test).
   virtual void OnValidationStart() {}

@@ -17,8 +17,11 @@
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/checkpoint_writer.h"
 #include "lockstep/comm/agree.h"
+#include "lockstep/comm/join.h"
 #include "lockstep/data/batch_source.h"
 #include "lockstep/metrics/metric_sums.h"
+#include "lockstep/trainer/batch_stream.h"
+#include "lockstep/trainer/gradient_step.h"
 #include "lockstep/trainer/observer.h"
 #include "lockstep/trainer/step.h"
 #include "lockstep/trainer/training_state.h"
@@ -31,6 +34,9 @@ struct TrainerOptions {
   c10::DeviceType device = c10::kCPU;      ///< Where autocast works.
   std::optional<at::ScalarType> autocast;  ///< bfloat16 or float16; nothing: off.
   size_t max_skipped_steps = 20;           ///< That the scaler may skip in a row before it is an error.
+  GradientStepOptions gradients;           ///< Accumulation, weights, clipping, checks.
+  bool schedule_each_step = false;         ///< The scheduler steps with the optimizer, not after each epoch.
+  JoinOptions join;                        ///< Used when there are joinables.
   std::string best_path;                   ///< Where the best state is kept; empty: nowhere.
   std::string last_path;                   ///< Where the last epoch's state is kept; empty: nowhere.
 };
@@ -48,16 +54,28 @@ class Trainer {
     BatchSource<Batch>* train = nullptr;
     BatchSource<Batch>* validation = nullptr;
     CheckpointWriter* writer = nullptr;              ///< Needed for best_path and last_path.
-    torch::optim::LRScheduler* scheduler = nullptr;  ///< Stepped after each epoch; may be null.
+    torch::optim::LRScheduler* scheduler = nullptr;  ///< May be null.
+    DistributedDataParallelBase* ddp = nullptr;      ///< The wrapper, where it is one; needed for GradientStepOptions.
+    /// What takes part in a Join of ranks with different numbers of batches, `ddp` and batch norms; empty: all ranks
+    /// have as many.
+    std::vector<Joinable*> joinables;
     std::vector<TrainObserver*> observers;
     ProcessGroupPtr group;
   };
 
-  Trainer(Pieces pieces, TrainerOptions options) : pieces_(std::move(pieces)), options_(std::move(options)) {}
+  Trainer(Pieces pieces, TrainerOptions options)
+      : pieces_(std::move(pieces)),
+        options_(std::move(options)),
+        gradients_(pieces_.state.optimizer, pieces_.state.scaler, pieces_.ddp, options_.gradients) {}
 
   /// Trains and validates until the epochs are over or the stop criterion says so, on all ranks together. Errors: a
   /// loss or metric that is not finite, too many skipped steps, a checkpoint that can't be written, the criterion's.
   absl::Status Fit() {
+    const GradientStepOptions& wanted = options_.gradients;
+    if (pieces_.group && pieces_.ddp == nullptr &&
+        (wanted.accumulate > 1 || wanted.weight_by_samples || wanted.check_parameters_every > 0)) {
+      return absl::InvalidArgumentError("accumulate, weight_by_samples and check_parameters_every need Pieces::ddp");
+    }
     try {
       Tell([](TrainObserver& o) { o.OnFitStart(); });
       absl::StatusOr<bool> stop = false;
@@ -83,7 +101,7 @@ class Trainer {
       const AutocastGuard autocast(options_.device, options_.autocast);
       Count(pieces_.eval_step(*batch), sums);
     }
-    return Means(sums, prefix);
+    return sums.FiniteMeans(prefix, pieces_.group);
   }
 
  private:
@@ -97,7 +115,7 @@ class Trainer {
     LOCKSTEP_RETURN_IF_ERROR(TrainEpoch(epoch, start, sums));
     EpochInfo info{epoch, options_.epochs, {}, false};
     // When the scaler skipped every step of a short epoch there is no training mean, and that is no error.
-    LOCKSTEP_ASSIGN_OR_RETURN(info.metrics, Means(sums, "train_", /*may_be_empty=*/skipped_ > 0));
+    LOCKSTEP_ASSIGN_OR_RETURN(info.metrics, sums.FiniteMeans("train_", pieces_.group, /*may_be_empty=*/skipped_ > 0));
     const double train_seconds = Seconds(start);
     const double samples = info.metrics["train_samples"];
     info.metrics.erase("train_samples");
@@ -105,11 +123,11 @@ class Trainer {
     validated.erase("val_samples");
     info.metrics.merge(validated);
     info.metrics["learning_rate"] = LearningRate();
-    if (pieces_.scheduler != nullptr) pieces_.scheduler->step();
+    if (pieces_.scheduler != nullptr && !options_.schedule_each_step) pieces_.scheduler->step();
 
     // One decision for all: they stop after the same step, also with a criterion that differs between ranks.
     const absl::StatusOr<StopCriterion::Verdict> mine = pieces_.state.stop->Check(info.metrics);
-    LOCKSTEP_RETURN_IF_ERROR(Agreed(mine.status()));
+    LOCKSTEP_RETURN_IF_ERROR(AgreeOnStatus(mine.status(), pieces_.group));
     const bool stop = AnyRank(mine->stop, pieces_.group);
     info.improved = AnyRank(mine->improved, pieces_.group);
     info.metrics["stop_counter"] = pieces_.state.stop->counter();
@@ -124,44 +142,62 @@ class Trainer {
   }
 
   absl::Status TrainEpoch(size_t epoch, Clock::time_point start, MetricSums& sums) {
-    auto& [module, optimizer, scaler, criterion] = pieces_.state;
     pieces_.wrapper->train();
     pieces_.train->StartEpoch(epoch - 1);
     StepInfo info;
     info.epoch = epoch;
     info.epochs = options_.epochs;
-    info.steps = pieces_.train->num_batches();
-    while (auto batch = pieces_.train->Next()) {
-      optimizer->zero_grad(/*set_to_none=*/false);
+    const size_t window = options_.gradients.accumulate;
+    info.steps = (pieces_.train->num_batches() + window - 1) / window;
+    BatchStream<Batch> batches(*pieces_.train, pieces_.joinables, pieces_.group, options_.join);
+    MetricSums of_step;
+    for (size_t in_window = 0; Batch* batch = batches.Next();) {
+      if (in_window == 0) {
+        Tell([](TrainObserver& o) { o.OnStepStart(); });
+        gradients_.Begin();
+        of_step = {};
+      }
+      const bool last = ++in_window == window || batches.is_last();
       StepOutput output;
       {
+        const auto no_sync = gradients_.Forward(last);
         const AutocastGuard autocast(options_.device, options_.autocast);
         output = pieces_.train_step(*batch);
       }
-      scaler->Scale(output.loss).backward();
-      info.stepped = scaler->Step(*optimizer);
-      scaler->Update();
-      skipped_ = info.stepped ? 0 : skipped_ + 1;
-      if (skipped_ >= options_.max_skipped_steps) {
-        return absl::InternalError(absl::StrCat("epoch ", epoch, ", step ", info.step + 1, ": ", skipped_,
-                                                " steps in a row had gradients that are not finite"));
+      gradients_.Backward(output, last, batches.counts());
+      if (batches.counts()) {
+        info.samples += output.samples;
+        Count(output, of_step);
       }
-
-      ++info.step;
-      info.samples += output.samples;
-      info.seconds = Seconds(start);
-      info.learning_rate = LearningRate();
-      info.loss = output.loss.detach();
-      info.loss_value.reset();
-      info.scaler = scaler;
-      Tell([&](TrainObserver& o) { o.OnStepEnd(info); });
+      if (!last) continue;
+      in_window = 0;
+      LOCKSTEP_RETURN_IF_ERROR(Step(info, start));
       // A skipped step is the scaler's business; otherwise a number that somebody looked at must be one.
-      if (info.stepped) Count(output, sums);
+      if (info.stepped) sums.Add(of_step);
       if (info.stepped && info.loss_value && !std::isfinite(*info.loss_value)) {
         return absl::InternalError(absl::StrCat("epoch ", epoch, ", step ", info.step, ": the loss is ",
                                                 *info.loss_value, ", not a finite number"));
       }
     }
+    return absl::OkStatus();
+  }
+
+  /// The step after a window of batches.
+  absl::Status Step(StepInfo& info, Clock::time_point start) {
+    info.stepped = gradients_.Step();
+    skipped_ = info.stepped ? 0 : skipped_ + 1;
+    if (skipped_ >= options_.max_skipped_steps) {
+      return absl::InternalError(absl::StrCat("epoch ", info.epoch, ", step ", info.step + 1, ": ", skipped_,
+                                              " steps in a row had gradients that are not finite"));
+    }
+    ++info.step;
+    info.seconds = Seconds(start);
+    info.learning_rate = LearningRate();
+    info.loss = gradients_.loss();
+    info.loss_value.reset();
+    info.scaler = pieces_.state.scaler;
+    Tell([&](TrainObserver& o) { o.OnStepEnd(info); });
+    if (options_.schedule_each_step && info.stepped && pieces_.scheduler != nullptr) pieces_.scheduler->step();
     return absl::OkStatus();
   }
 
@@ -171,37 +207,12 @@ class Trainer {
     sums.AddSamples(output.samples);
   }
 
-  /// Means under `prefix`, and `<prefix>samples`. The same on all ranks, so that an error is too.
-  absl::StatusOr<std::map<std::string, double>> Means(const MetricSums& sums, const std::string& prefix,
-                                                      bool may_be_empty = false) {
-    const MetricSums::Result result = sums.Reduce(pieces_.group);
-    if (result.samples == 0 && !may_be_empty)
-      return Agreed(absl::InternalError(absl::StrCat(prefix, "metrics: there was no sample")));
-    std::map<std::string, double> means = {{prefix + "samples", static_cast<double>(result.samples)}};
-    for (const auto& [name, mean] : result.means) {
-      if (!std::isfinite(mean)) {
-        return Agreed(
-            absl::InternalError(absl::StrCat("metric ", prefix, name, " is ", mean, ", not a finite number")));
-      }
-      means[prefix + name] = mean;
-    }
-    return means;
-  }
-
-  /// Rank 0 writes; all know whether it worked.
   absl::Status Save(const std::string& path, size_t epoch) {
     if (path.empty()) return absl::OkStatus();
-    absl::Status status;
-    if (GetRank(pieces_.group) == 0) {
-      auto state = SaveTrainingState(pieces_.state, epoch);
-      status = state.ok() ? pieces_.writer->Save(*state, path) : state.status();
-    }
-    LOCKSTEP_RETURN_IF_ERROR(Agreed(status));
+    LOCKSTEP_RETURN_IF_ERROR(SaveOnRankZero(pieces_.state, epoch, path, *pieces_.writer, pieces_.group));
     Tell([&](TrainObserver& o) { o.OnSaved(path); });
     return absl::OkStatus();
   }
-
-  absl::Status Agreed(const absl::Status& status) { return AgreeOnStatus(status, pieces_.group); }
 
   double LearningRate() const { return pieces_.state.optimizer->param_groups().front().options().get_lr(); }
 
@@ -214,6 +225,7 @@ class Trainer {
 
   Pieces pieces_;
   TrainerOptions options_;
+  GradientStep gradients_;
   size_t skipped_ = 0;  // steps in a row
 };
 

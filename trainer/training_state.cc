@@ -5,6 +5,7 @@
 
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/state_dict.h"
+#include "lockstep/comm/agree.h"
 
 namespace lockstep {
 namespace {
@@ -29,6 +30,16 @@ absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch
   checkpoint.set("best", best == stop.end() ? Value() : Value(best->second));
   checkpoint.set("stop", NumbersState(stop));
   return checkpoint;
+}
+
+absl::Status SaveOnRankZero(const TrainingParts& parts, size_t epoch, const std::string& path, CheckpointWriter& writer,
+                            const ProcessGroupPtr& group) {
+  absl::Status status;
+  if (GetRank(group) == 0) {
+    const auto state = SaveTrainingState(parts, epoch);
+    status = state.ok() ? writer.Save(*state, path) : state.status();
+  }
+  return AgreeOnStatus(status, group);
 }
 
 absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const TrainingParts& parts) {

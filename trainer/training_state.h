@@ -5,8 +5,10 @@
 #include <torch/optim/optimizer.h>
 
 #include "lockstep/amp/loss_scaler.h"
+#include "lockstep/checkpoint/checkpoint_writer.h"
 #include "lockstep/checkpoint/stop_criterion.h"
 #include "lockstep/checkpoint/value.h"
+#include "lockstep/comm/collectives.h"
 
 namespace lockstep {
 
@@ -21,6 +23,10 @@ struct TrainingParts {
 /// {model, optimizer, scaler, epoch, best, stop}: `epoch` is the last finished one, counted from 1, `best` the best
 /// value of the stop criterion's metric, `stop` the criterion's state.
 absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch);
+
+/// Rank 0 writes the state to `path`; every rank knows whether it worked. Collective.
+absl::Status SaveOnRankZero(const TrainingParts& parts, size_t epoch, const std::string& path, CheckpointWriter& writer,
+                            const ProcessGroupPtr& group);
 
 /// Puts a saved state back and returns its epoch. Errors name the part that doesn't fit.
 absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const TrainingParts& parts);

@@ -19,6 +19,7 @@
 #include "lockstep/base/status_macros.h"
 #include "lockstep/comm/backend_choice.h"
 #include "lockstep/launch/devices.h"
+#include "lockstep/trainer/step_range.h"
 
 // The flags of the job, with its defaults; only --epochs, --lr, --pt_path and the data differ, for a first run to be
 // short and good on any machine.
@@ -50,6 +51,13 @@ ABSL_FLAG(int, log_every, 0, "print a line every N steps from every rank, instea
 ABSL_FLAG(double, pixel_scale, 255, "pixels are divided by this");
 ABSL_FLAG(int, threads, 0, "threads per rank; 0: OMP_NUM_THREADS, or cores / ranks of this host");
 ABSL_FLAG(double, timeout, 1800, "seconds that the start and any collective may take");
+ABSL_FLAG(int, accumulate, 1, "batches whose gradients one step takes together");
+ABSL_FLAG(
+    std::string, profile, "",
+    "FIRST:LAST: write a Chrome trace of these steps, counted from 1, to trace_rank<rank>.json in the run's folder");
+ABSL_FLAG(int, check_parameters_every, 0, "steps between checks that all ranks' parameters are still equal; 0: none");
+ABSL_FLAG(bool, detect_anomaly, false,
+          "say which operation and parameter first gave a number that is not finite; slow");
 ABSL_FLAG(bool, check_collectives, false, "compare, before each collective, what the ranks are about to do");
 ABSL_FLAG(std::string, flight_recorder, "",
           "folder where each rank writes its last collectives when one fails, or on SIGUSR2; read them with "
@@ -125,6 +133,17 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   c.threads = absl::GetFlag(FLAGS_threads);
   c.timeout_seconds = absl::GetFlag(FLAGS_timeout);
   c.check_collectives = absl::GetFlag(FLAGS_check_collectives);
+  c.accumulate = absl::GetFlag(FLAGS_accumulate);
+  c.check_parameters_every = absl::GetFlag(FLAGS_check_parameters_every);
+  c.detect_anomaly = absl::GetFlag(FLAGS_detect_anomaly);
+  c.profile = absl::GetFlag(FLAGS_profile);
+  LOCKSTEP_RETURN_IF_ERROR(AtLeast("accumulate", c.accumulate, 1));
+  LOCKSTEP_RETURN_IF_ERROR(AtLeast("check_parameters_every", c.check_parameters_every, 0));
+  if (!c.profile.empty()) {
+    if (const auto range = lockstep::ParseStepRange(c.profile); !range.ok()) {
+      return Invalid(absl::StrCat("--profile: ", std::string(range.status().message())));
+    }
+  }
   c.flight_recorder = UserPath(absl::GetFlag(FLAGS_flight_recorder));
   if (!c.flight_recorder.empty() && access((c.flight_recorder + "/.").c_str(), W_OK) != 0) {
     return Invalid(absl::StrCat("--flight_recorder=", c.flight_recorder, ": no folder that can be written to"));
@@ -246,6 +265,10 @@ std::string ConfigJson(const Config& c, const Plan& plan) {
   json["threads"] = c.threads;
   json["timeout"] = c.timeout_seconds;
   json["check_collectives"] = c.check_collectives;
+  json["accumulate"] = c.accumulate;
+  json["check_parameters_every"] = c.check_parameters_every;
+  json["detect_anomaly"] = c.detect_anomaly;
+  json["profile"] = c.profile;
   json["flight_recorder"] = c.flight_recorder;
   return json.dump(2) + "\n";
 }

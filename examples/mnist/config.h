@@ -19,7 +19,9 @@ struct Config {
   uint64_t seed;
   std::string data;  ///< A CSV file or a folder of IDX files.
   std::string master_addr, pt_path, run_dir, resume, backend, amp, flight_recorder;
-  bool sync_batch_norm, check_collectives;
+  bool sync_batch_norm, check_collectives, detect_anomaly;
+  int accumulate, check_parameters_every;
+  std::string profile;  ///< FIRST:LAST, or nothing.
   double timeout_seconds;
 };
 

@@ -30,6 +30,7 @@
 #include "lockstep/samplers/distributed_sampler.h"
 #include "lockstep/trainer/metrics_log.h"
 #include "lockstep/trainer/progress.h"
+#include "lockstep/trainer/trace_writer.h"
 #include "lockstep/trainer/trainer.h"
 
 #include "lockstep/base/logging.h"
@@ -130,6 +131,9 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   Config effective = config;
   lockstep::TrainerOptions options;
   options.epochs = config.epochs;
+  options.gradients.accumulate = config.accumulate;
+  options.gradients.check_parameters_every = config.check_parameters_every;
+  options.gradients.detect_anomaly = config.detect_anomaly;
   options.device = device.type();
   options.autocast = autocast;
   options.best_path = paths.best_path;
@@ -176,7 +180,7 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(begun, group));
   lockstep::Trainer<TensorBatch>::Pieces pieces;
   pieces.state = state;
-  pieces.wrapper = &ddp;
+  pieces.wrapper = pieces.ddp = &ddp;
   pieces.train_step = [&](TensorBatch& batch) { return step(ddp, batch); };
   pieces.eval_step = pieces.train_step;
   pieces.train = train.get();
@@ -186,6 +190,11 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   BufferSync buffer_sync(ddp);
   if (!config.sync_batch_norm) pieces.observers.push_back(&buffer_sync);
   if (rank == 0) pieces.observers.push_back(&log);
+  std::optional<lockstep::TraceWriter> trace;
+  if (!config.profile.empty()) {
+    trace.emplace(*lockstep::ParseStepRange(config.profile), paths.folder, rank, &ddp);
+    pieces.observers.push_back(&*trace);
+  }
   pieces.group = group;
   lockstep::Trainer<TensorBatch> trainer(std::move(pieces), options);
   LOCKSTEP_RETURN_IF_ERROR(trainer.Fit());

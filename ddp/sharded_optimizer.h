@@ -1,0 +1,56 @@
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <utility>
+#include <vector>
+
+#include "lockstep/ddp/sharded_reducer.h"
+
+namespace lockstep {
+
+/// One of LibTorch's optimizers, `Inner`, with its state spread over the ranks: each rank steps the pieces of its shard
+/// and then gathers everybody's. For optimizers that treat each element by itself (SGD, Adam, AdamW, Adagrad, RMSprop)
+/// the parameters are those of plain data parallelism; LBFGS is not one of them.
+///
+///     ShardedReducer* reducer;
+///     options.make_reducer = [&](auto parameters, const auto& group) {
+///       auto made = std::make_unique<ShardedReducer>(std::move(parameters), group);
+///       reducer = made.get();
+///       return made;
+///     };
+///     DistributedDataParallel ddp(model, group, options);
+///     ShardedOptimizer<torch::optim::Adam> optimizer(*reducer, torch::optim::AdamOptions(1e-3));
+///
+/// It is an `Inner` over pieces, so that schedulers, scalers and clipping by value work on it; a norm over all
+/// gradients needs the other ranks' pieces too. Its state is this rank's part. Every rank steps.
+template <typename Inner>
+class ShardedOptimizer : public Inner {
+ public:
+  /// The reducer outlives it. `options` as Inner takes them.
+  template <typename... Options>
+  explicit ShardedOptimizer(ShardedReducer& reducer, Options&&... options)
+      : Inner(Pieces(reducer), std::forward<Options>(options)...), reducer_(reducer) {}
+  /// With groups of pieces; see ShardedReducer::shard.
+  template <typename... Options>
+  ShardedOptimizer(ShardedReducer& reducer, std::vector<torch::optim::OptimizerParamGroup> groups, Options&&... options)
+      : Inner(std::move(groups), std::forward<Options>(options)...), reducer_(reducer) {}
+
+  /// Collective.
+  at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override {
+    at::Tensor loss = Inner::step(std::move(closure));
+    reducer_.GatherParameters();
+    return loss;
+  }
+
+ private:
+  static std::vector<at::Tensor> Pieces(const ShardedReducer& reducer) {
+    std::vector<at::Tensor> pieces;
+    for (const auto& piece : reducer.shard()) pieces.push_back(piece.tensor);
+    return pieces;
+  }
+
+  ShardedReducer& reducer_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "lockstep/amp/loss_scaler.h"
+#include "lockstep/comm/collectives.h"
+#include "lockstep/ddp/distributed_data_parallel_base.h"
+#include "lockstep/trainer/step.h"
+
+namespace lockstep {
+
+struct GradientStepOptions {
+  /// Batches whose gradients one step of the optimizer takes together, each with the loss divided by their number, as
+  /// for one batch of all their samples. Only the last one's backward communicates.
+  size_t accumulate = 1;
+  /// Every sample of a step weighs the same, on whatever rank and in whatever batch it is; otherwise every batch does.
+  bool weight_by_samples = false;
+  double max_grad_norm = 0;  ///< Gradients are scaled down to this norm before each step; 0: they are not.
+  /// Backward looks for numbers that are not finite and says where they come from; see anomaly.h. Slow.
+  bool detect_anomaly = false;
+  /// Steps between checks that all ranks' parameters are still equal; 0: none.
+  size_t check_parameters_every = 0;
+};
+
+/// From losses to steps of the optimizer. A window is the batches that one step takes.
+class GradientStep {
+ public:
+  /// Nothing is owned. `ddp` may be null: then nothing is communicated here.
+  GradientStep(torch::optim::Optimizer* optimizer, LossScaler* scaler, DistributedDataParallelBase* ddp,
+               GradientStepOptions options);
+
+  /// Begins a window; gradients are cleared.
+  void Begin();
+  /// Keeps a forward that is not the last of its window from communicating, while it lives; null for others.
+  std::unique_ptr<DistributedDataParallelBase::NoSync> Forward(bool last_of_window);
+  /// Backward from a batch's loss. `counts`: false for a batch that only keeps other ranks company (see Join).
+  void Backward(const StepOutput& output, bool last_of_window, bool counts = true);
+  /// Steps the optimizer, unless the scaler skips; returns whether it stepped. With check_parameters_every throws when
+  /// the ranks have drifted apart.
+  bool Step();
+
+  /// Of the window: the mean of its batches' losses.
+  at::Tensor loss() const { return loss_ / static_cast<double>(batches_); }
+
+ private:
+  void ScaleGradients(double factor);
+
+  torch::optim::Optimizer* const optimizer_;
+  LossScaler* const scaler_;
+  DistributedDataParallelBase* const ddp_;
+  const GradientStepOptions options_;
+  size_t batches_ = 0;
+  int64_t samples_ = 0;
+  at::Tensor loss_;
+  size_t steps_ = 0;
+};
+
+}  // namespace lockstep

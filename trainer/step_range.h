@@ -1,0 +1,18 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstddef>
+#include <string>
+
+namespace lockstep {
+
+/// Steps of a whole training, counted from 1, both ends included.
+struct StepRange {
+  size_t first = 0, last = 0;
+};
+
+/// "FIRST:LAST"; InvalidArgument for anything else.
+absl::StatusOr<StepRange> ParseStepRange(const std::string& text);
+
+}  // namespace lockstep
