@@ -36,7 +36,7 @@ void AfterBackwardReducer::PrepareForAccumulation(const std::vector<at::Tensor>&
 void AfterBackwardReducer::SetWeight(std::optional<double> weight) { weight_ = weight; }
 
 void AfterBackwardReducer::Abandon(const std::string& why) {
-  if (!group_ || !watch_.IsUnfinished()) return;
+  if (!group_ || !watch_.IsAwaited()) return;
   watch_.Reset();
   Reduce(why);
 }

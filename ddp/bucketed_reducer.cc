@@ -210,9 +210,8 @@ void BucketedReducer::SetWeight(std::optional<double> weight) {
 void BucketedReducer::Abandon(const std::string& why) {
   if (!group_) return;
   std::lock_guard<std::recursive_mutex> lock(watch_.mutex());
-  const bool under_way = armed_ && watch_.IsUnfinished();
   watch_.Reset();
-  if (!under_way) return;
+  if (!armed_) return;
   const bool told = !report_in_bucket_ || next_bucket_ < buckets_.size();
   EndCollectives(/*problem=*/true);
   WaitForCollectives();

@@ -35,8 +35,9 @@ class Reducer {
   /// the world size. With 0 they count as zeros, whatever they are. Ranks may have different weights.
   virtual void SetWeight(std::optional<double> weight) = 0;
 
-  /// Gives up the backward that is under way, as after an exception in it: takes part in what the other ranks still
-  /// expect, and makes every rank throw `why`, naming this one. Does nothing when no backward is under way.
+  /// Gives up the backward that is under way or still to come, as after an exception in it or in the loss: takes part
+  /// in what the other ranks expect of it, and makes every rank throw `why`, naming this one. Does nothing when no
+  /// backward is awaited.
   virtual void Abandon(const std::string& why) = 0;
 };
 

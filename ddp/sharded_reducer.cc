@@ -75,7 +75,7 @@ void ShardedReducer::PrepareForAccumulation(const std::vector<at::Tensor>& outpu
 void ShardedReducer::SetWeight(std::optional<double> weight) { weight_ = weight; }
 
 void ShardedReducer::Abandon(const std::string& why) {
-  if (!group_ || !watch_.IsUnfinished()) return;
+  if (!group_ || !watch_.IsAwaited()) return;
   watch_.Reset();
   Reduce(why);
 }

@@ -147,6 +147,11 @@ bool BackwardWatch::IsUnfinished() const {
          torch::autograd::get_current_graph_task_id() < 0;
 }
 
+bool BackwardWatch::IsAwaited() const {
+  std::lock_guard<std::recursive_mutex> lock(state_->mutex);
+  return state_->announced == State::Mode::kAverage || IsUnfinished();
+}
+
 void BackwardWatch::Reset() {
   std::lock_guard<std::recursive_mutex> lock(state_->mutex);
   state_->in_backward = state_->has_gradient = false;

@@ -45,6 +45,8 @@ class BackwardWatch {
   /// A forward has made `outputs`; whether its backward is averaged.
   void Announce(const std::vector<at::Tensor>& outputs, bool average);
 
+  /// Whether a backward that is to be averaged has been announced and not come to its end.
+  bool IsAwaited() const;
   /// Whether an averaged backward has begun and not come to its end: it threw.
   bool IsUnfinished() const;
   /// Forgets it.
