@@ -4,7 +4,8 @@
 //   train_step MODEL BLOCKS STEPS SUBJECT…      (in each of several ranks)
 //
 // MODEL: mlp, conv_net, resnet18, or N tensors of a million numbers in all: tensors:N. SUBJECT: plain (no reducer, no
-// group: uncoupled ranks), or REDUCER/BACKEND with REDUCER ours, torch (c10d::Reducer) or after (AfterBackwardReducer).
+// group: uncoupled ranks), ours/alone (a world of one), or REDUCER/BACKEND with REDUCER ours, torch (c10d::Reducer) or
+// after (AfterBackwardReducer).
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -81,6 +82,10 @@ std::function<void()> Step(std::shared_ptr<M> model, const std::string& subject,
     optimizer->step();
   };
   if (reducer == "plain") return [model, run] { run(*model); };
+  if (backend == "alone") {
+    const auto ddp = std::make_shared<DistributedDataParallel<M>>(model);
+    return [ddp, run] { run(*ddp); };
+  }
   if (groups.count(backend) == 0) {
     ProcessGroupOptions options;
     options.backend = backend;
@@ -125,8 +130,8 @@ int main(int argc, char** argv) {
     } else if (kind == "resnet18") {
       step = Step(models::ResNet18(10).ptr(), name, at::randn({8, 3, 32, 32}), labels.narrow(0, 0, 8), groups);
     } else {
-      step = Step(std::make_shared<TensorsImpl>(std::atoll(kind.c_str() + 8)), name, at::scalar_tensor(0.5), at::Tensor(),
-                  groups);
+      step = Step(std::make_shared<TensorsImpl>(std::atoll(kind.c_str() + 8)), name, at::scalar_tensor(0.5),
+                  at::Tensor(), groups);
     }
     subjects.push_back({name, step});
   }
