@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <algorithm>
@@ -56,6 +57,7 @@ BucketedReducer::BucketedReducer(std::vector<NamedParameter> parameters, Process
       watch_(*this) {
   MakeSlots();
   if (!group_) return;
+  on_shm_ = parameters_[0].parameter.is_cpu() && group_->getBackend(at::kCPU)->getBackendName() == "shm";
   SetWeight(std::nullopt);
   std::vector<size_t> order(slots_.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;  // about the order of readiness
@@ -89,12 +91,20 @@ void BucketedReducer::BuildBuckets(const std::vector<size_t>& order) {
     if (!Named(slots_[i]).sparse) dense.push_back(i);
   }
   for (Slot& slot : slots_) slot.bucket = kNoBucket;
+  memory_.Clear();
+  for (size_t i = 0; i < slots_.size(); ++i) memory_.SetPlace(i, at::empty({0}));
   std::vector<Bucket> buckets;
   for (auto& members :
        internal::AssignBuckets(tensors, dense, options_.first_bucket_cap_bytes, options_.bucket_cap_bytes)) {
     Bucket bucket;
     size_t total = 0;
     for (size_t i : members) {
+      // Where the allocator would put it, so that it can be lent. Not elsewhere: Gloo's order of addition depends on
+      // where a number lies, and a hook sees the whole bucket.
+      const size_t unit = internal::GradientMemory::kAlignment / tensors[i].element_size();
+      if (on_shm_ && !options_.hook && tensors[i].nbytes() >= internal::GradientMemory::kLeastBytes) {
+        total = (total + unit - 1) / unit * unit;
+      }
       bucket.offsets.push_back(total);
       bucket.lengths.push_back(tensors[i].numel());
       total += tensors[i].numel();
@@ -105,6 +115,7 @@ void BucketedReducer::BuildBuckets(const std::vector<size_t>& order) {
       Slot& slot = slots_[members[m]];
       slot.bucket = buckets.size();
       slot.alias = Alias(bucket.flat, static_cast<int64_t>(bucket.offsets[m]), tensors[members[m]]);
+      memory_.SetPlace(members[m], slot.alias);
       at::Tensor& grad = tensors[members[m]].mutable_grad();
       if (!grad.defined() || grad.is_sparse()) continue;
       slot.alias.copy_(grad);
@@ -118,6 +129,30 @@ void BucketedReducer::BuildBuckets(const std::vector<size_t>& order) {
   statistics_.bytes = 0;
   for (const Bucket& bucket : buckets_) statistics_.bytes += static_cast<int64_t>(bucket.gradients.nbytes());
   statistics_.last.clear();
+}
+
+/// Gives a bucket other memory, since somebody's tensor lies in it. That is rare, and a sign that this size is used for
+/// other things too: nothing of it is lent again.
+void BucketedReducer::MoveBucket(size_t index) {
+  const at::NoGradGuard no_grad;
+  Bucket& bucket = buckets_[index];
+  const at::Tensor old = bucket.flat;
+  bucket.flat = internal::NewFlat(old.numel(), old.options(), group_);
+  bucket.gradients = bucket.flat.narrow(0, 0, bucket.gradients.numel());
+  for (size_t m = 0; m < bucket.slots.size(); ++m) {
+    Slot& slot = slots_[bucket.slots[m]];
+    const at::Tensor before = slot.alias;
+    slot.alias = Alias(bucket.flat, static_cast<int64_t>(bucket.offsets[m]), before);
+    slot.lends = false;
+    memory_.SetPlace(bucket.slots[m], slot.alias);
+    at::Tensor& grad = parameters_[slot.parameter].parameter.mutable_grad();
+    if (!grad.defined() || grad.data_ptr() != before.data_ptr()) continue;
+    slot.alias.copy_(grad);
+    grad = slot.alias;
+  }
+  if (report_in_bucket_ && index + 1 == buckets_.size()) {
+    report_ = bucket.flat.narrow(0, bucket.flat.numel() - 1, 1).copy_(report_);
+  }
 }
 
 void BucketedReducer::RebuildBuckets() {
@@ -200,7 +235,8 @@ void BucketedReducer::SetWeight(std::optional<double> weight) {
   const double world_size = group_->getSize();
   ignore_ = weight == 0.0;
   // A hook divides by the world size itself.
-  const double factor = weight.value_or(1 / world_size) * (options_.hook ? world_size : 1);
+  averages_ = !weight && on_shm_ && !options_.hook;
+  const double factor = averages_ ? 1 : weight.value_or(1 / world_size) * (options_.hook ? world_size : 1);
   factor_.reset();
   if (factor == 1) return;
   factor_ = at::scalar_tensor(factor, at::kDouble);
@@ -211,6 +247,7 @@ void BucketedReducer::Abandon(const std::string& why) {
   if (!group_) return;
   std::lock_guard<std::recursive_mutex> lock(watch_.mutex());
   watch_.Reset();
+  memory_.Close();
   if (!armed_) return;
   const bool told = !report_in_bucket_ || next_bucket_ < buckets_.size();
   EndCollectives(/*problem=*/true);
@@ -240,11 +277,10 @@ void BucketedReducer::Arm() {
   statistics_.last.clear();
 
   const bool needs_usage = options_.find_unused_parameters || IsLearning();
-  // Other backends add in an order that depends on a tensor's length: one number more would change the last bits.
-  const auto on_shm = [&](const Bucket& bucket) {
-    return bucket.flat.is_cpu() && group_->getBackend(at::kCPU)->getBackendName() == "shm";
-  };
-  report_in_bucket_ = !needs_usage && !options_.hook && !has_sparse_ && !buckets_.empty() && on_shm(buckets_.back());
+  // Gloo adds in an order that depends on a tensor's length: with more than two ranks one number more would change the
+  // last bits of all others.
+  const bool any_length = on_shm_ || (group_->getSize() == 2 && parameters_[0].parameter.is_cpu());
+  report_in_bucket_ = !needs_usage && !options_.hook && !has_sparse_ && !buckets_.empty() && any_length;
   if (report_in_bucket_) {
     const at::Tensor& flat = buckets_.back().flat;
     report_ = flat.narrow(0, flat.numel() - 1, 1).zero_();
@@ -261,6 +297,20 @@ void BucketedReducer::CheckGradient(const Slot& slot) const {
               sparse ? " was said to be sparse and is not"
                      : " is sparse, which the reducer must know beforehand: set NamedParameter::sparse, or build the "
                        "model from torch::nn::Embedding with sparse(true), which DistributedDataParallel knows");
+}
+
+void BucketedReducer::OnBackwardBegin() {
+  if (!armed_) return;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    if (slot.bucket == kNoBucket || !slot.lends) continue;
+    // Only the first gradient of a parameter keeps its memory; others are added to it. A hook may keep the gradient,
+    // which must not become the average then.
+    const at::Tensor& parameter = Named(slot).parameter;
+    memory_.Want(i, slot.expected == 1 && !IsLearning() && !parameter.grad().defined() &&
+                        torch::autograd::impl::hooks(parameter).empty());
+  }
+  memory_.Open();
 }
 
 void BucketedReducer::OnLocalGradient(size_t index) { slots_[index].used = true; }
@@ -284,7 +334,7 @@ void BucketedReducer::OnGradient(size_t index) {
                              reached_.leaves.count(Named(other).parameter.unsafeGetTensorImpl()) == 0;
       if (&other == &slot || other.bucket == kNoBucket || (!unreached && other.expected > 0)) continue;
       other.assumed_unused = true;
-      MarkUnused(other);
+      MarkUnused(static_cast<size_t>(&other - slots_.data()));
     }
   }
   if (slot.ready) {
@@ -300,15 +350,25 @@ void BucketedReducer::OnGradient(size_t index) {
     ++buckets_[slot.bucket].pending;
   }
   if (slot.fired < slot.expected) return;
-  Fill(slot);
-  MarkReady(slot);
+  Fill(index);
+  MarkReady(index);
 }
 
-void BucketedReducer::Fill(Slot& slot) {
+/// Somebody's tensor that was made in this slot's part of the bucket may still be there.
+void BucketedReducer::MakeWritable(size_t index) {
+  if (memory_.IsOccupied(index)) MoveBucket(slots_[index].bucket);
+}
+
+void BucketedReducer::Fill(size_t index) {
+  Slot& slot = slots_[index];
   if (slot.bucket == kNoBucket) return;
   const at::NoGradGuard no_grad;
   at::Tensor& grad = parameters_[slot.parameter].parameter.mutable_grad();
-  const bool in_place = grad.is_alias_of(slot.alias) && grad.data_ptr() == slot.alias.data_ptr();
+  memory_.Want(index, false);
+  const bool in_place = grad.data_ptr() == slot.alias.data_ptr() && grad.numel() > 0;
+  // One that autograd made there has a storage of its own.
+  const bool lent = in_place && !grad.is_alias_of(slot.alias);
+  if (!in_place) MakeWritable(index);
   if (ignore_) {
     slot.alias.zero_();
   } else if (!in_place) {
@@ -316,23 +376,27 @@ void BucketedReducer::Fill(Slot& slot) {
   } else if (factor_.defined()) {
     slot.alias.mul_(factor_);
   }
-  if (!in_place) grad = slot.alias;
+  if (!in_place || lent) grad = slot.alias;
 }
 
-void BucketedReducer::MarkReady(Slot& slot) {
+void BucketedReducer::MarkReady(size_t index) {
+  Slot& slot = slots_[index];
   slot.ready = true;
   if (slot.bucket != kNoBucket && --buckets_[slot.bucket].pending == 0) LaunchReadyBuckets();
 }
 
-void BucketedReducer::MarkUnused(Slot& slot) {
+void BucketedReducer::MarkUnused(size_t index) {
+  Slot& slot = slots_[index];
   const at::Tensor& grad = Named(slot).parameter.grad();
   if (grad.defined() && slot.bucket != kNoBucket) {  // from a backward before
     if (!slot.used) slot.kept = grad.clone();
-    Fill(slot);
+    Fill(index);
   } else if (slot.bucket != kNoBucket) {
+    memory_.Want(index, false);
+    MakeWritable(index);
     slot.alias.zero_();
   }
-  MarkReady(slot);
+  MarkReady(index);
 }
 
 void BucketedReducer::LaunchReadyBuckets() {
@@ -358,7 +422,10 @@ void BucketedReducer::Launch(size_t index) {
   }
   const bool reports = report_in_bucket_ && index + 1 == buckets_.size();
   std::vector<at::Tensor> tensors = {AsReal(reports ? bucket.flat : bucket.gradients)};
-  bucket.work = group_->allreduce(tensors);
+  // Our own backend divides while it adds, in float for half types, which costs nothing.
+  c10d::AllreduceOptions how;
+  how.reduceOp = averages_ ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
+  bucket.work = group_->allreduce(tensors, how);
   if (const auto future = bucket.work->getFuture()) DoneTimes::Watch(done_times_, index, *future);
 }
 
@@ -369,7 +436,9 @@ void BucketedReducer::EndCollectives(bool problem) {
   while (next_bucket_ < buckets_.size()) {
     // What isn't there counts as zero; it is an error anyway.
     for (size_t i : buckets_[next_bucket_].slots) {
-      if (!slots_[i].ready) slots_[i].alias.zero_();
+      if (slots_[i].ready) continue;
+      MakeWritable(i);
+      slots_[i].alias.zero_();
     }
     Launch(next_bucket_++);
   }
@@ -399,15 +468,17 @@ bool BucketedReducer::WaitForCollectives() {
 
 void BucketedReducer::OnBackwardEnd() {
   statistics_.backward_end = Clock::now();
+  memory_.Close();
   armed_ = false;
   std::string problem;
-  for (Slot& slot : slots_) {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
     if (slot.ready) continue;
     if (IsLearning() && slot.fired > 0) {
-      Fill(slot);
-      MarkReady(slot);
+      Fill(i);
+      MarkReady(i);
     } else if (IsLearning() || options_.find_unused_parameters) {
-      MarkUnused(slot);
+      MarkUnused(i);
     } else if (problem.empty() && slot.expected > 0) {
       problem = MissingGradients();
     }

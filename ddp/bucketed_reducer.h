@@ -8,6 +8,7 @@
 
 #include "lockstep/comm/collectives.h"
 #include "lockstep/ddp/internal/backward_watch.h"
+#include "lockstep/ddp/internal/gradient_memory.h"
 #include "lockstep/ddp/internal/unused_parameters.h"
 #include "lockstep/ddp/reducer.h"
 #include "lockstep/ddp/reducer_statistics.h"
@@ -79,6 +80,7 @@ class BucketedReducer : public Reducer, private internal::BackwardWatch::Client 
     int fired = 0;                ///< That it got in this one.
     bool ready = false;           ///< Its part of the bucket is filled.
     bool assumed_unused = false;  ///< Ready because the graph doesn't reach it.
+    bool lends = true;            ///< Its part of the bucket may be lent to autograd.
     bool used = false;            ///< Since the last averaged backward, on this rank.
     at::Tensor kept;              ///< What grad() was, in case that no rank has used it.
   };
@@ -94,6 +96,7 @@ class BucketedReducer : public Reducer, private internal::BackwardWatch::Client 
   struct DoneTimes;
 
   // internal/backward_watch.h
+  void OnBackwardBegin() override;
   void OnGradient(size_t index) override;
   void OnLocalGradient(size_t index) override;
   void OnBackwardEnd() override;
@@ -104,15 +107,17 @@ class BucketedReducer : public Reducer, private internal::BackwardWatch::Client 
   // Layout.
   void MakeSlots();
   void BuildBuckets(const std::vector<size_t>& order);
+  void MoveBucket(size_t bucket);
   void RebuildBuckets();
   bool IsFreezingChanged() const;
 
   // A backward.
   void Arm();
   void CheckGradient(const Slot& slot) const;
-  void Fill(Slot& slot);
-  void MarkReady(Slot& slot);
-  void MarkUnused(Slot& slot);
+  void Fill(size_t index);
+  void MakeWritable(size_t index);
+  void MarkReady(size_t index);
+  void MarkUnused(size_t index);
   void LaunchReadyBuckets();
   void Launch(size_t bucket);
   void EndCollectives(bool problem);
@@ -145,8 +150,10 @@ class BucketedReducer : public Reducer, private internal::BackwardWatch::Client 
   internal::Reached reached_;        // by the forwards since the last averaged backward
 
   std::optional<double> weight_;
-  at::Tensor factor_;    // gradients are multiplied by it; undefined: by one; a scalar on the CPU
-  bool ignore_ = false;  // the weight is 0
+  at::Tensor factor_;      // gradients are multiplied by it; undefined: by one; a scalar on the CPU
+  bool ignore_ = false;    // the weight is 0
+  bool averages_ = false;  // the backend divides, and gradients are not multiplied
+  bool on_shm_ = false;    // tensors are reduced by our own backend
 
   // What ranks tell each other in each backward: its last element, that something is wrong; before it, if needed, which
   // slots were used. Where only the former is needed it travels in the last bucket and costs nothing.
@@ -154,6 +161,7 @@ class BucketedReducer : public Reducer, private internal::BackwardWatch::Client 
   at::Tensor report_;
   c10::intrusive_ptr<c10d::Work> report_work_;
 
+  internal::GradientMemory memory_;  // place i is slot i's
   std::shared_ptr<DoneTimes> done_times_;
   ReducerStatistics statistics_;
   internal::BackwardWatch watch_;  // last: it may call us until it is gone

@@ -108,8 +108,8 @@ void DistributedDataParallelBase::AfterForward(const std::vector<at::Tensor>& ou
     std::optional<double> weight = weight_;
     if (!window_has_batch_) {
       weight = 0;
-    } else if (!weight && !join_->divide_by_initial_world_size) {
-      weight = 1.0 / window_ranks_;
+    } else if (!weight) {  // given on all ranks, as long as one may have 0
+      weight = 1.0 / (join_->divide_by_initial_world_size ? GetWorldSize(group_) : window_ranks_);
     }
     reducer_->SetWeight(weight);
   }

@@ -32,7 +32,8 @@ class Reducer {
   virtual void PrepareForAccumulation(const std::vector<at::Tensor>& outputs) = 0;
 
   /// What this rank's gradients are multiplied by before they are summed, from the next backward on; nothing: one over
-  /// the world size. With 0 they count as zeros, whatever they are. Ranks may have different weights.
+  /// the world size. With 0 they count as zeros, whatever they are. Ranks may have different weights, but all have one
+  /// or none has.
   virtual void SetWeight(std::optional<double> weight) = 0;
 
   /// Gives up the backward that is under way or still to come, as after an exception in it or in the loss: takes part

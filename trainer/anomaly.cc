@@ -65,7 +65,8 @@ void BackwardWithAnomalyDetection(const at::Tensor& loss, torch::optim::Optimize
     loss.backward({}, /*retain_graph=*/true);
   } catch (const std::exception& e) {
     node = FirstLine(e.what());
-    if (node.find("returned nan values") == std::string::npos) throw;
+    // As LibTorch puts it; another rank's may be in an error of the reducer's.
+    if (node.rfind("Function '", 0) != 0 || node.find("returned nan values") == std::string::npos) throw;
   }
   if (node.empty() && first.name().empty()) return;
   if (!node.empty() && first.name().empty()) {

@@ -44,7 +44,10 @@ struct BackwardWatch::State {
   static void Begin(const std::shared_ptr<State>& state, Mode mode) {
     if (state->in_backward) {
       // One backward through several forwards is averaged when one of them is to be.
-      if (mode == Mode::kAverage && !state->has_gradient) state->current = mode;
+      if (mode == Mode::kAverage && !state->has_gradient && state->current != mode) {
+        state->current = mode;
+        state->client->OnBackwardBegin();
+      }
       return;
     }
     state->in_backward = true;
@@ -53,6 +56,7 @@ struct BackwardWatch::State {
     torch::autograd::Engine::get_default_engine().queue_callback([weak = std::weak_ptr<State>(state)] {
       if (const auto state = weak.lock()) state->End();
     });
+    if (mode == Mode::kAverage) state->client->OnBackwardBegin();
   }
 
   void OnHook(const std::shared_ptr<State>& self, size_t index) {

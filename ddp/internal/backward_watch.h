@@ -25,6 +25,8 @@ class BackwardWatch {
   class Client {
    public:
     virtual ~Client() = default;
+    /// A backward that is to be averaged has come to the outputs, or, where those aren't known, to the first gradient.
+    virtual void OnBackwardBegin() {}
     /// In a backward that is averaged: this parameter's gradient is in grad().
     virtual void OnGradient(size_t parameter) = 0;
     /// The same in a backward that is not.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/functional/loss.h>
@@ -374,6 +375,108 @@ TEST(BucketedReducer, BucketsFollowTheOrderOfReadinessAfterTheFirstStep) {
   EXPECT_GT(statistics.communication_seconds, 0);
   EXPECT_LE(statistics.overlapped_seconds, statistics.communication_seconds);
   for (const auto& event : statistics.last) EXPECT_GE(event.done, event.launched);
+}
+
+// Gradients that are made in the buckets.
+
+at::Tensor Large(double value) { return at::full({256, 256}, value); }
+
+/// The sizes of weights, inputs and what lies between are all the same, so that much is made in a place that was meant
+/// for a gradient.
+TEST(BucketedReducer, ServesWeightsAsLargeAsActivations) {
+  torch::manual_seed(8);
+  std::vector<NamedParameter> parameters;
+  for (int i = 0; i < 4; ++i) parameters.push_back({"w" + std::to_string(i), Leaf(at::randn({256, 256}) / 16)});
+  BucketedReducer reducer(parameters, Group());
+  const auto forward = [&](int rank, int step) {
+    at::Tensor x = Large(0.01 * (rank + 1) + 0.001 * step);
+    for (const auto& named : parameters) x = at::tanh(at::mm(x, named.parameter)) + x;
+    return x.square().mean();
+  };
+  for (int step = 0; step < 4; ++step) {
+    std::vector<at::Tensor> inputs, expected;
+    for (auto& named : parameters) {
+      named.parameter.mutable_grad().reset();
+      inputs.push_back(named.parameter);
+      expected.push_back(at::zeros({256, 256}));
+    }
+    for (int rank = 0; rank < World(); ++rank) {
+      const auto grads = torch::autograd::grad({forward(rank, step)}, inputs);
+      for (size_t i = 0; i < grads.size(); ++i) expected[i] += grads[i] / World();
+    }
+    const at::Tensor loss = forward(Rank(), step);
+    reducer.PrepareForBackward({loss});
+    loss.backward();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(at::allclose(parameters[i].parameter.grad(), expected[i], 1e-4, 1e-7)) << step << " " << i;
+    }
+  }
+}
+
+TEST(BucketedReducer, AGradientThatAHookKeepsStaysThisRanksOwn) {
+  at::Tensor a = Leaf(Large(1)), kept;
+  a.register_hook([&kept](const at::Tensor& grad) { kept = grad; });
+  BucketedReducer reducer({{"a", a}}, Group());
+  for (int step = 0; step < 3; ++step) {
+    a.mutable_grad().reset();
+    const at::Tensor out = (a * Large(Rank() + 1)).sum();
+    reducer.PrepareForBackward({out});
+    out.backward();
+    EXPECT_TRUE(kept.equal(Large(Rank() + 1)));
+    EXPECT_TRUE(at::allclose(a.grad(), Average([](int r) { return Large(r + 1); })));
+  }
+}
+
+/// Makes a tensor in backward, as large as a weight, and keeps it.
+struct Hoarder : torch::autograd::Function<Hoarder> {
+  static std::vector<at::Tensor>& Hoard() {
+    static std::vector<at::Tensor> hoard;
+    return hoard;
+  }
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x * 1; }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& grads) {
+    Hoard().push_back(Large(42));
+    return {grads[0] * 1};
+  }
+};
+
+TEST(BucketedReducer, WhatOthersMadeInABucketIsLeftAlone) {
+  Hoarder::Hoard().clear();
+  at::Tensor a = Leaf(Large(1)), b = Leaf(Large(1));
+  BucketedReducerOptions options;
+  options.find_unused_parameters = true;
+  {
+    BucketedReducer reducer({{"a", a}, {"b", b}}, Group(), options);
+    for (int step = 0; step < 4; ++step) {
+      a.mutable_grad().reset();
+      b.mutable_grad().reset();
+      const at::Tensor x = (Hoarder::apply(a * Large(Rank() + 1)) * (step % 2 == 0 ? b : Large(1))).sum();
+      reducer.PrepareForBackward({x});
+      x.backward();
+      EXPECT_TRUE(at::allclose(a.grad(), Average([](int r) { return Large(r + 1); })));
+      EXPECT_EQ(b.grad().defined(), step % 2 == 0);
+      for (const auto& kept : Hoarder::Hoard()) EXPECT_TRUE(kept.equal(Large(42)));
+    }
+  }
+  for (const auto& kept : Hoarder::Hoard()) EXPECT_TRUE(kept.equal(Large(42)));  // it outlives the reducer
+  Hoarder::Hoard().clear();
+}
+
+TEST(BucketedReducer, ABackwardThatThrowsLeavesTheAllocatorAlone) {
+  at::Tensor a = Leaf(Large(1));
+  {
+    BucketedReducer reducer({{"a", a}}, Group());
+    at::Tensor inner = a * 2;
+    inner.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("no"); });
+    const at::Tensor out = inner.sum();
+    reducer.PrepareForBackward({out});
+    EXPECT_ANY_THROW(out.backward());
+  }
+  const at::Tensor one = Large(1), two = Large(2);  // of memory that nobody else has
+  EXPECT_TRUE(one.equal(Large(1)));
+  EXPECT_TRUE(two.equal(Large(2)));
+  EXPECT_NE(one.data_ptr(), two.data_ptr());
 }
 
 // Static graphs and checkpoints.
