@@ -193,11 +193,15 @@ const std::string& PowerSgdHook::NameOf(const at::Tensor& parameter) const {
   return found->second;
 }
 
-Value PowerSgdHook::SaveState() const {
+Value PowerSgdHook::SaveState() {
   Value memory = ValueDict{};
   for (const auto& [name, of] : memory_) {
     Value entry = ValueDict{};
-    if (of.error.defined()) entry.set("error", of.error);
+    if (of.error.defined()) {
+      ValueList errors;
+      for (auto& error : Gather(of.error, group_)) errors.emplace_back(std::move(error));
+      entry.set("errors", std::move(errors));
+    }
     if (of.q.defined()) entry.set("q", of.q);
     memory.set(name, std::move(entry));
   }
@@ -231,15 +235,18 @@ absl::Status PowerSgdHook::LoadState(const Value& state) {
       return absl::InvalidArgumentError(
           absl::StrCat("PowerSGD: the state is of a parameter ", first, ", which isn't here"));
     }
-    const Value *error = entry.find("error"), *q = entry.find("q");
-    const bool has_error = error != nullptr && error->tensor() != nullptr,
-               has_q = q != nullptr && q->tensor() != nullptr;
-    if ((has_error && first == name && error->tensor()->numel() != size->second) ||
-        (has_q && q->tensor()->dim() != 2)) {
+    const Value *errors = entry.find("errors"), *q = entry.find("q");
+    const at::Tensor* error = nullptr;
+    if (errors != nullptr && errors->items() != nullptr &&
+        errors->items()->size() == static_cast<size_t>(GetWorldSize(group_))) {
+      error = (*errors->items())[GetRank(group_)].tensor();
+    }
+    const bool has_q = q != nullptr && q->tensor() != nullptr;
+    if ((error != nullptr && first == name && error->numel() != size->second) || (has_q && q->tensor()->dim() != 2)) {
       return absl::InvalidArgumentError(absl::StrCat("PowerSGD: the state of ", name, " has another shape"));
     }
     Memory& of = loaded[name];
-    if (has_error) of.error = error->tensor()->to(kinds[first], /*non_blocking=*/false, /*copy=*/true).view({-1});
+    if (error != nullptr) of.error = error->to(kinds[first], /*non_blocking=*/false, /*copy=*/true).view({-1});
     if (has_q) of.q = q->tensor()->to(kinds[first], /*non_blocking=*/false, /*copy=*/true);
   }
   memory_ = std::move(loaded);

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "lockstep/checkpoint/stateful.h"
 #include "lockstep/checkpoint/value.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/ddp/reducer.h"
@@ -33,7 +34,7 @@ struct PowerSgdOptions {
 ///
 /// What it remembers of each parameter is kept under the parameter's name, so that it outlives a change of the buckets
 /// and can be saved.
-class PowerSgdHook : public c10d::CommHookInterface {
+class PowerSgdHook : public c10d::CommHookInterface, public Stateful {
  public:
   /// `parameters`: those of the reducer.
   PowerSgdHook(const std::vector<NamedParameter>& parameters, ProcessGroupPtr group, PowerSgdOptions options = {});
@@ -41,10 +42,10 @@ class PowerSgdHook : public c10d::CommHookInterface {
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override;
   at::Tensor parseHookResult(const c10::IValue& result) override;
 
-  /// {"step", "draws", "memory": {name: {"error", "q"}}}, for a checkpoint. With error feedback each rank's is its own.
-  Value SaveState() const;
-  /// InvalidArgument when it is no such state, or of other parameters; nothing is changed then.
-  absl::Status LoadState(const Value& state);
+  /// {"step", "draws", "memory": {name: {"q", "errors": every rank's}}}. Collective.
+  Value SaveState() override;
+  /// With another number of ranks than the state's, what had been lost so far is forgotten.
+  absl::Status LoadState(const Value& state) override;
 
   /// Elements that came in and that were sent, so far.
   int64_t elements_before() const { return elements_before_; }

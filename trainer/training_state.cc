@@ -29,16 +29,17 @@ absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch
   const auto best = stop.find("best");
   checkpoint.set("best", best == stop.end() ? Value() : Value(best->second));
   checkpoint.set("stop", NumbersState(stop));
+  Value others((ValueDict()));
+  for (const auto& [name, other] : parts.others) others.set(name, other->SaveState());
+  if (!parts.others.empty()) checkpoint.set("others", std::move(others));
   return checkpoint;
 }
 
 absl::Status SaveOnRankZero(const TrainingParts& parts, size_t epoch, const std::string& path, CheckpointWriter& writer,
                             const ProcessGroupPtr& group) {
-  absl::Status status;
-  if (GetRank(group) == 0) {
-    const auto state = SaveTrainingState(parts, epoch);
-    status = state.ok() ? writer.Save(*state, path) : state.status();
-  }
+  const auto state = SaveTrainingState(parts, epoch);
+  absl::Status status = state.status();
+  if (GetRank(group) == 0 && state.ok()) status = writer.Save(*state, path);
   return AgreeOnStatus(status, group);
 }
 
@@ -63,6 +64,11 @@ absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const Training
   // A run without a scaler may go on with one, which then starts anew.
   if (!scaler_numbers->empty()) LOCKSTEP_RETURN_IF_ERROR(named("scaler", parts.scaler->set_state(*scaler_numbers)));
   LOCKSTEP_RETURN_IF_ERROR(named("stop", parts.stop->set_state(*stop_numbers)));
+  const Value* const others = checkpoint.find("others");
+  for (const auto& [name, other] : parts.others) {
+    const Value* const state = others == nullptr ? nullptr : others->find(name);
+    if (state != nullptr) LOCKSTEP_RETURN_IF_ERROR(named(name.c_str(), other->LoadState(*state)));
+  }
   LOCKSTEP_RETURN_IF_ERROR(named("model", LoadModuleState(*model, *parts.module)));
   return static_cast<size_t>(*epoch_number);
 }

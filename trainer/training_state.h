@@ -4,8 +4,12 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <map>
+#include <string>
+
 #include "lockstep/amp/loss_scaler.h"
 #include "lockstep/checkpoint/checkpoint_writer.h"
+#include "lockstep/checkpoint/stateful.h"
 #include "lockstep/checkpoint/stop_criterion.h"
 #include "lockstep/checkpoint/value.h"
 #include "lockstep/comm/collectives.h"
@@ -18,17 +22,19 @@ struct TrainingParts {
   torch::optim::Optimizer* optimizer = nullptr;
   LossScaler* scaler = nullptr;
   StopCriterion* stop = nullptr;
+  std::map<std::string, Stateful*> others{};  ///< By the names of their states, such as a communication hook.
 };
 
-/// {model, optimizer, scaler, epoch, best, stop}: `epoch` is the last finished one, counted from 1, `best` the best
-/// value of the stop criterion's metric, `stop` the criterion's state.
+/// {model, optimizer, scaler, epoch, best, stop, others}: `epoch` is the last finished one, counted from 1, `best` the
+/// best value of the stop criterion's metric, `stop` the criterion's state. Every rank calls it where there are others.
 absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch);
 
 /// Rank 0 writes the state to `path`; every rank knows whether it worked. Collective.
 absl::Status SaveOnRankZero(const TrainingParts& parts, size_t epoch, const std::string& path, CheckpointWriter& writer,
                             const ProcessGroupPtr& group);
 
-/// Puts a saved state back and returns its epoch. Errors name the part that doesn't fit.
+/// Puts a saved state back and returns its epoch. Errors name the part that doesn't fit. Of `others`, those that the
+/// checkpoint has not are left as they are.
 absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const TrainingParts& parts);
 
 }  // namespace lockstep

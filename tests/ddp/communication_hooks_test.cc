@@ -2,6 +2,7 @@
 
 #include "lockstep/checkpoint/pth.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/comm/texts.h"
 #include "lockstep/ddp/all_reduce_hook.h"
 #include "lockstep/ddp/bucketed_reducer.h"
 #include "lockstep/ddp/power_sgd_hook.h"
@@ -142,11 +143,14 @@ TEST(CommunicationHooks, PowerSgdGoesOnFromItsSavedStateAlsoBeforeBucketsAreRebu
       auto reducer = std::make_unique<BucketedReducer>(parameters, Group(), reducer_options);
       for (int step = 0; step < 8; ++step) {
         if (resumed && step == 5) {
-          ASSERT_TRUE(SavePth(hook->SaveState(),
-                              std::string(std::getenv("TEST_TMPDIR")) + "/state" + std::to_string(GetRank(Group())))
-                          .ok());
-          const auto state =
-              LoadPth(std::string(std::getenv("TEST_TMPDIR")) + "/state" + std::to_string(GetRank(Group())));
+          const Value saved = hook->SaveState();  // on all ranks; rank 0 has it all
+          const std::string path = AllGatherString(std::string(std::getenv("TEST_TMPDIR")) + "/state", Group())[0];
+          if (GetRank(Group()) == 0) {
+            ASSERT_TRUE(SavePth(saved, path).ok());
+          }
+          Barrier(Group());
+          const auto state = LoadPth(path);
+          ASSERT_TRUE(state.ok()) << state.status();
           reducer.reset();
           hook = std::make_shared<PowerSgdHook>(parameters, Group(), options);
           ASSERT_TRUE(hook->LoadState(*state).ok());
@@ -178,7 +182,7 @@ TEST(CommunicationHooks, PowerSgdRefusesWhatMakesNoSense) {
   PowerSgdHook hook(parameters, Group());
   EXPECT_FALSE(hook.LoadState(Value()).ok());
   Value entry = ValueDict{}, memory = ValueDict{}, state = ValueDict{};
-  entry.set("error", at::zeros({3}));
+  entry.set("errors", ValueList{at::zeros({3}), at::zeros({3})});
   state.set("step", 1);
   state.set("draws", 1);
   memory.set("a", entry);

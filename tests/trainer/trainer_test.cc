@@ -203,6 +203,36 @@ TEST(Trainer, ResumesAsIfItHadNotStopped) {
   EXPECT_TRUE(second.layer->weight.equal(whole.layer->weight));
 }
 
+/// Remembers a number; rank 0's is saved.
+class Remembers : public Stateful {
+ public:
+  explicit Remembers(int64_t number) : number(number) {}
+  Value SaveState() override {
+    Barrier(Group());  // every rank is asked
+    return Value(number);
+  }
+  absl::Status LoadState(const Value& state) override {
+    if (!state.number().ok()) return absl::InvalidArgumentError("no number");
+    number = static_cast<int64_t>(*state.number());
+    return absl::OkStatus();
+  }
+  int64_t number;
+};
+
+TEST(Trainer, OtherStatesGoIntoTheCheckpoint) {
+  const std::string path = Folder() + "/last.pt";
+  TrainingRun s;
+  Remembers before(40 + Rank()), after(0);
+  s.pieces.state.others = {{"hook", &before}};
+  s.options.last_path = path;
+  s.options.epochs = 1;
+  ASSERT_TRUE(Trainer<TensorBatch>(s.pieces, s.options).Fit().ok());
+  s.pieces.state.others = {{"hook", &after}, {"new", &before}};
+  ASSERT_TRUE(LoadTrainingState(*LoadPth(path), s.pieces.state).ok());
+  EXPECT_EQ(after.number, 40);
+  EXPECT_EQ(before.number, 40 + Rank());
+}
+
 TEST(Trainer, ACheckpointThatCannotBeWrittenIsAnErrorOnEveryRank) {
   TrainingRun s;
   s.options.last_path = "/proc/nowhere/last.pt";
