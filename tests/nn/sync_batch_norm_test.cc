@@ -95,6 +95,22 @@ TEST(SyncBatchNorm, WithoutAffine) { Check({{3}, false}); }
 TEST(SyncBatchNorm, WithoutRunningStatistics) { Check({{3}, true, false}); }
 TEST(SyncBatchNorm, WithoutMomentum) { Check({{3, 4}, true, true, false, std::nullopt}); }
 TEST(SyncBatchNorm, InFloat) { Check({{8}, true, true, false, 0.1, at::kFloat, 1e-4}); }
+TEST(SyncBatchNorm, InHalf) { Check({{8}, true, true, false, 0.1, at::kHalf, 2e-2}); }
+TEST(SyncBatchNorm, OverASubGroup) {
+  if (GetWorldSize(Group()) < 4) return;
+  const int parity = GetRank(Group()) % 2;
+  const auto sub = NewSubGroup(Group(), {parity, parity + 2}).value();
+  const auto input = [](int rank) { return at::sin(at::arange(24., at::kDouble).view({4, 6}) * (rank + 1)); };
+  nn::BatchNorm1d ours(6);
+  torch::nn::BatchNorm1d whole(6);
+  ours->to(at::kDouble);
+  whole->to(at::kDouble);
+  ASSERT_EQ(*nn::ConvertSyncBatchNorm(*ours, sub), 1);
+  const at::Tensor out = ours->forward(input(GetRank(Group())));
+  const at::Tensor expected = whole->forward(at::cat({input(parity), input(parity + 2)}));
+  EXPECT_TRUE(at::allclose(out, expected.narrow(0, GetRank(sub) * 4, 4)));
+  EXPECT_TRUE(at::allclose(ours->running_var, whole->running_var));
+}
 TEST(SyncBatchNorm, InBfloat16) { Check({{8}, true, true, false, 0.1, at::kBFloat16, 5e-2}); }
 
 }  // namespace
