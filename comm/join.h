@@ -27,7 +27,7 @@ class Joinable {
 };
 
 struct JoinOptions {
-  /// Gradients are divided by the world size throughout, so that each sample weighs the same; otherwise by the number
+  /// Gradients are divided by the world size throughout, so that each batch weighs the same; otherwise by the number
   /// of ranks that still have batches.
   bool divide_by_initial_world_size = true;
   /// All ranks stop when the first has no more batches.
@@ -46,7 +46,8 @@ struct JoinOptions {
 ///       ddp.forward(batch)…backward(); optimizer.step();
 ///     }
 ///
-/// The optimizer steps on every rank in every step, so that parameters stay equal. Costs one small all-reduce a step.
+/// The optimizer steps on every rank in every step, so that parameters stay equal. Costs one small all-reduce a step. A
+/// joinable is in one Join at a time.
 class Join {
  public:
   enum class Step {

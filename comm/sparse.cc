@@ -12,14 +12,21 @@ at::Tensor SparseAllReduce(const at::Tensor& tensor, const ProcessGroupPtr& grou
   const at::NoGradGuard no_grad;
   const at::Tensor mine = tensor.detach().coalesce();
   if (!group) return mine;
-  const at::Tensor indices = mine.indices(), values = mine.values();
+  at::Tensor indices = mine.indices(), values = mine.values();
   std::vector<int64_t> entries;
-  int64_t most = 0;
-  for (const auto& count : AllGather(at::scalar_tensor(indices.size(1), at::kLong), group)) {
-    entries.push_back(count.item<int64_t>());
+  int64_t most = 0, dimensions = indices.size(0);
+  for (const auto& layout : AllGather(at::tensor({indices.size(1), indices.size(0)}, at::kLong), group)) {
+    entries.push_back(layout[0].item<int64_t>());
     most = std::max(most, entries.back());
+    if (entries.back() > 0) dimensions = layout[1].item<int64_t>();
   }
   if (most == 0) return mine;
+  if (indices.size(1) == 0) {  // an empty tensor is laid out like the others'
+    indices = at::zeros({dimensions, 0}, indices.options());
+    std::vector<int64_t> shape(tensor.sizes().begin() + dimensions, tensor.sizes().end());
+    shape.insert(shape.begin(), 0);
+    values = at::zeros(shape, values.options());
+  }
   const int64_t own = indices.size(1);
   at::Tensor padded_indices = at::zeros({indices.size(0), most}, indices.options());
   padded_indices.narrow(1, 0, own).copy_(indices);

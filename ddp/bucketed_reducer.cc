@@ -7,14 +7,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
-#include <set>
+#include <map>
 #include <sstream>
 
 #include "lockstep/comm/sparse.h"
 #include "lockstep/comm/texts.h"
 #include "lockstep/ddp/internal/buckets.h"
 #include "lockstep/ddp/internal/rank_list.h"
+#include "lockstep/ddp/internal/trained_parameters.h"
 
 namespace lockstep {
 namespace {
@@ -24,15 +24,12 @@ using internal::AsReal;
 using internal::RankList;
 using Clock = ReducerStatistics::Clock;
 
-/// Each parameter once: one that two modules share has one gradient.
-std::vector<NamedParameter> WithoutRepeats(std::vector<NamedParameter> parameters) {
-  std::set<c10::TensorImpl*> seen;
-  std::vector<NamedParameter> result;
-  for (auto& named : parameters) {
-    TORCH_CHECK(named.parameter.defined(), "reducer: parameter ", named.name, " is not defined");
-    if (seen.insert(named.parameter.unsafeGetTensorImpl()).second) result.push_back(std::move(named));
-  }
-  return result;
+/// Whether nobody but grad() and the engine, which waits for us, uses the memory of a gradient that autograd has just
+/// put into grad() as it came.
+bool IsSoleUser(const at::Tensor& grad, const at::Tensor& incoming) {
+  if (!incoming.defined() || grad.data_ptr() != incoming.data_ptr()) return false;
+  if (!incoming.is_view()) return grad.storage().use_count() <= 2;
+  return grad.storage().use_count() <= 3 && incoming._base().use_count() <= 1;
 }
 
 }  // namespace
@@ -51,17 +48,16 @@ struct BucketedReducer::DoneTimes {
 
 BucketedReducer::BucketedReducer(std::vector<NamedParameter> parameters, ProcessGroupPtr group,
                                  BucketedReducerOptions options)
-    : parameters_(WithoutRepeats(std::move(parameters))),
+    : parameters_(internal::WithoutRepeats(std::move(parameters))),
       group_(std::move(group)),
       options_(std::move(options)),
       watch_(*this) {
   MakeSlots();
+  TORCH_CHECK(!slots_.empty(), "reducer: the module has no parameter that needs a gradient");
   if (!group_) return;
   on_shm_ = parameters_[0].parameter.is_cpu() && group_->getBackend(at::kCPU)->getBackendName() == "shm";
   SetWeight(std::nullopt);
-  std::vector<size_t> order(slots_.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;  // about the order of readiness
-  BuildBuckets(order);
+  BuildBuckets(ReverseOrder());
 }
 
 BucketedReducer::~BucketedReducer() = default;
@@ -69,17 +65,28 @@ BucketedReducer::~BucketedReducer() = default;
 // Layout.
 
 void BucketedReducer::MakeSlots() {
+  std::map<size_t, bool> used;  // since the last averaged backward, as far as it was watched
+  for (const Slot& slot : slots_) used[slot.parameter] = slot.used;
+  const bool first = slots_.empty() && buckets_.empty() && !finished_;
   slots_.clear();
   has_sparse_ = false;
   std::vector<NamedParameter> watched;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].parameter.requires_grad()) continue;
-    slots_.emplace_back().parameter = i;
+    Slot& slot = slots_.emplace_back();
+    slot.parameter = i;
+    slot.used = !first && (used.count(i) > 0 ? used[i] : parameters_[i].parameter.grad().defined());
     has_sparse_ |= parameters_[i].sparse;
     watched.push_back(parameters_[i]);
   }
-  TORCH_CHECK(!slots_.empty(), "reducer: the module has no parameter that needs a gradient");
   watch_.Watch(watched, /*hooks=*/group_ != nullptr);
+}
+
+/// About the order of readiness: backward makes the last parameters ready first.
+std::vector<size_t> BucketedReducer::ReverseOrder() const {
+  std::vector<size_t> order(slots_.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
+  return order;
 }
 
 void BucketedReducer::BuildBuckets(const std::vector<size_t>& order) {
@@ -191,28 +198,29 @@ bool BucketedReducer::IsFreezingChanged() const {
 void BucketedReducer::PrepareForBackward(const std::vector<at::Tensor>& outputs) {
   if (!group_) return;
   std::lock_guard<std::recursive_mutex> lock(watch_.mutex());
-  if (watch_.IsUnfinished()) {
-    Abandon("the last backward did not come to its end: it threw, or runs in another thread; " + MissingGradients());
-  }
-  if (finished_ && !rebuilt_ && !armed_ && options_.rebuild_buckets &&
+  EndUnfinished();
+  if (finished_ && !rebuilt_ && !armed_ && !slots_.empty() && options_.rebuild_buckets &&
       (options_.static_graph || !options_.find_unused_parameters)) {
     RebuildBuckets();
   }
   if (!armed_) Arm();
-  if (IsFreezingChanged()) {
-    // The others learn of it by a step's collectives, which must not change what has been accumulated here.
-    std::vector<at::Tensor> kept;
-    for (const Bucket& bucket : buckets_) kept.push_back(bucket.flat.clone());
-    EndCollectives(/*problem=*/true);
-    WaitForCollectives();
-    for (size_t i = 0; i < kept.size(); ++i) buckets_[i].flat.copy_(kept[i]);
+  // Asked beforehand where the others could not learn of it by a step's collectives: a hook may have a state that
+  // depends on what it has sent, and when everything is frozen there is no step.
+  const bool ask = options_.hook || slots_.empty();
+  if (ask ? AnyRank(IsFreezingChanged(), group_) : IsFreezingChanged()) {
+    if (!ask) {
+      // The others learn of it by a step's collectives, which must not change what has been accumulated here.
+      std::vector<at::Tensor> kept;
+      for (const Bucket& bucket : buckets_) kept.push_back(bucket.flat.clone());
+      EndCollectives(/*problem=*/true);
+      WaitForCollectives();
+      for (size_t i = 0; i < kept.size(); ++i) buckets_[i].flat.copy_(kept[i]);
+    }
     armed_ = false;
-    Exchange("", /*in_backward=*/false);
+    AgreeOrThrow("", /*in_backward=*/false);
     MakeSlots();
     finished_ = rebuilt_ = learned_ = false;
-    std::vector<size_t> order(slots_.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
-    BuildBuckets(order);
+    BuildBuckets(ReverseOrder());
     Arm();
   }
   if (options_.find_unused_parameters && !options_.static_graph) {
@@ -223,12 +231,14 @@ void BucketedReducer::PrepareForBackward(const std::vector<at::Tensor>& outputs)
 }
 
 void BucketedReducer::PrepareForAccumulation(const std::vector<at::Tensor>& outputs) {
-  if (group_) watch_.Announce(outputs, /*average=*/false);
+  if (!group_) return;
+  std::lock_guard<std::recursive_mutex> lock(watch_.mutex());
+  EndUnfinished();
+  watch_.Announce(outputs, /*average=*/false);
 }
 
 void BucketedReducer::SetWeight(std::optional<double> weight) {
-  TORCH_CHECK(!weight || (std::isfinite(*weight) && *weight >= 0), "reducer: a weight is a number of at least 0, not ",
-              weight.value_or(0));
+  internal::CheckWeight(weight);
   if (!group_) return;
   std::lock_guard<std::recursive_mutex> lock(watch_.mutex());
   weight_ = weight;
@@ -249,13 +259,14 @@ void BucketedReducer::Abandon(const std::string& why) {
   watch_.Reset();
   memory_.Close();
   if (!armed_) return;
-  const bool told = !report_in_bucket_ || next_bucket_ < buckets_.size();
-  EndCollectives(/*problem=*/true);
-  WaitForCollectives();
-  armed_ = false;
-  // Too late to tell the others when all buckets were on their way.
-  TORCH_CHECK(told, "reducer: ", why);
-  Exchange(why, /*in_backward=*/true);
+  // When all buckets are on their way the others have what they expect, and so has this rank.
+  const bool is_complete = report_in_bucket_ && next_bucket_ == buckets_.size();
+  Complete(is_complete ? "" : why);
+}
+
+void BucketedReducer::EndUnfinished() {
+  if (!watch_.IsUnfinished()) return;
+  Abandon("the last backward did not come to its end: it threw, or runs in another thread; " + MissingGradients());
 }
 
 void BucketedReducer::Arm() {
@@ -276,7 +287,7 @@ void BucketedReducer::Arm() {
   done_times_ = std::make_shared<DoneTimes>(buckets_.size());
   statistics_.last.clear();
 
-  const bool needs_usage = options_.find_unused_parameters || IsLearning();
+  const bool needs_usage = options_.static_graph ? IsLearning() : options_.find_unused_parameters;
   // Gloo adds in an order that depends on a tensor's length: with more than two ranks one number more would change the
   // last bits of all others.
   const bool any_length = on_shm_ || (group_->getSize() == 2 && parameters_[0].parameter.is_cpu());
@@ -292,6 +303,8 @@ void BucketedReducer::Arm() {
 void BucketedReducer::CheckGradient(const Slot& slot) const {
   const auto& [name, parameter, sparse] = Named(slot);
   const at::Tensor& grad = parameter.grad();
+  TORCH_CHECK(parameter.requires_grad(), "reducer: ", name,
+              " was frozen between forward and backward; do it before forward");
   TORCH_CHECK(grad.defined(), "reducer: the gradient of ", name, " is not defined");
   TORCH_CHECK(grad.is_sparse() == sparse, "reducer: the gradient of ", name,
               sparse ? " was said to be sparse and is not"
@@ -303,7 +316,13 @@ void BucketedReducer::OnBackwardBegin() {
   if (!armed_) return;
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
-    if (slot.bucket == kNoBucket || !slot.lends) continue;
+    if (slot.bucket == kNoBucket) continue;
+    at::Tensor& grad = parameters_[slot.parameter].parameter.mutable_grad();
+    if (grad.defined() && !grad.is_sparse() && grad.is_alias_of(slot.alias) &&
+        grad.data_ptr() != slot.alias.data_ptr()) {
+      grad = grad.clone();  // a user has put it there: it lies where another one's will be
+    }
+    if (!slot.lends) continue;
     // Only the first gradient of a parameter keeps its memory; others are added to it. A hook may keep the gradient,
     // which must not become the average then.
     const at::Tensor& parameter = Named(slot).parameter;
@@ -313,9 +332,18 @@ void BucketedReducer::OnBackwardBegin() {
   memory_.Open();
 }
 
+bool BucketedReducer::IsEmptyBackward() {
+  memory_.Close();
+  if (!armed_ || !options_.find_unused_parameters || options_.static_graph || !reached_.complete) return false;
+  for (const Slot& slot : slots_) {
+    if (reached_.leaves.count(Named(slot).parameter.unsafeGetTensorImpl()) > 0) return false;
+  }
+  return !slots_.empty();
+}
+
 void BucketedReducer::OnLocalGradient(size_t index) { slots_[index].used = true; }
 
-void BucketedReducer::OnGradient(size_t index) {
+void BucketedReducer::OnGradient(size_t index, const at::Tensor& incoming) {
   if (!armed_) Arm();  // a further backward of an earlier forward
   Slot& slot = slots_[index];
   CheckGradient(slot);
@@ -324,9 +352,10 @@ void BucketedReducer::OnGradient(size_t index) {
   const bool first = !filled_;
   filled_ = true;
   if (IsLearning()) return;
-  TORCH_CHECK(
-      slot.expected > 0, "reducer: static_graph: parameter ", Named(slot).name,
-      " got a gradient, which it had not in the first backward; use find_unused_parameters where the graph changes");
+  TORCH_CHECK(slot.expected > 0, "reducer: static_graph: parameter ", Named(slot).name,
+              " got a gradient, which it had not in the first backward; use find_unused_parameters, without "
+              "static_graph, where "
+              "the graph changes");
   if (first) {
     for (Slot& other : slots_) {
       const bool unreached = options_.find_unused_parameters && !options_.static_graph && reached_.complete &&
@@ -339,10 +368,11 @@ void BucketedReducer::OnGradient(size_t index) {
   }
   if (slot.ready) {
     const bool launched = slot.bucket == kNoBucket || slot.bucket < next_bucket_;
-    TORCH_CHECK(
-        slot.assumed_unused, "reducer: parameter ", Named(slot).name,
-        " got a second gradient in one backward, as in an activation checkpoint that shares it; set static_graph, "
-        "which expects as many as in the first backward, or call PrepareForBackward before each backward");
+    TORCH_CHECK(slot.assumed_unused, "reducer: parameter ", Named(slot).name,
+                options_.static_graph
+                    ? " got more gradients in one backward than in the first one; static_graph expects as many"
+                    : " got a second gradient in one backward, as in an activation checkpoint that shares it; "
+                      "set static_graph, which expects as many as in the first backward");
     TORCH_CHECK(!launched, "reducer: parameter ", Named(slot).name,
                 " got a gradient although no output of forward depends on it; return all outputs that the loss is made "
                 "of, or set static_graph");
@@ -350,6 +380,10 @@ void BucketedReducer::OnGradient(size_t index) {
     ++buckets_[slot.bucket].pending;
   }
   if (slot.fired < slot.expected) return;
+  // One that was made in the bucket must be nobody else's, since the average will be there in a moment.
+  if (slot.bucket != kNoBucket && memory_.IsOccupied(index) && !IsSoleUser(Named(slot).parameter.grad(), incoming)) {
+    MoveBucket(slot.bucket);
+  }
   Fill(index);
   MarkReady(index);
 }
@@ -365,7 +399,11 @@ void BucketedReducer::Fill(size_t index) {
   const at::NoGradGuard no_grad;
   at::Tensor& grad = parameters_[slot.parameter].parameter.mutable_grad();
   memory_.Want(index, false);
-  const bool in_place = grad.data_ptr() == slot.alias.data_ptr() && grad.numel() > 0;
+  bool in_place = grad.data_ptr() == slot.alias.data_ptr() && grad.numel() > 0;
+  if (in_place && grad.strides() != slot.alias.strides()) {  // a user's own
+    grad = grad.clone();
+    in_place = false;
+  }
   // One that autograd made there has a storage of its own.
   const bool lent = in_place && !grad.is_alias_of(slot.alias);
   if (!in_place) MakeWritable(index);
@@ -400,12 +438,16 @@ void BucketedReducer::MarkUnused(size_t index) {
 }
 
 void BucketedReducer::LaunchReadyBuckets() {
-  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) Launch(next_bucket_++);
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) {
+    Launch(next_bucket_);
+    ++next_bucket_;  // not when a hook throws: what it has not sent is still to be sent
+  }
 }
 
 void BucketedReducer::Launch(size_t index) {
   Bucket& bucket = buckets_[index];
-  statistics_.last.push_back({static_cast<int64_t>(bucket.gradients.nbytes()), Clock::now(), {}});
+  statistics_.last.resize(index + 1);
+  statistics_.last[index] = {static_cast<int64_t>(bucket.gradients.nbytes()), Clock::now(), {}};
   if (options_.hook) {
     std::vector<c10::IntArrayRef> sizes;
     std::vector<at::Tensor> parameters;
@@ -440,7 +482,8 @@ void BucketedReducer::EndCollectives(bool problem) {
       MakeWritable(i);
       slots_[i].alias.zero_();
     }
-    Launch(next_bucket_++);
+    Launch(next_bucket_);
+    ++next_bucket_;
   }
   if (report_in_bucket_) return;
   std::vector<at::Tensor> tensors = {report_};
@@ -469,7 +512,6 @@ bool BucketedReducer::WaitForCollectives() {
 void BucketedReducer::OnBackwardEnd() {
   statistics_.backward_end = Clock::now();
   memory_.Close();
-  armed_ = false;
   std::string problem;
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
@@ -477,14 +519,20 @@ void BucketedReducer::OnBackwardEnd() {
     if (IsLearning() && slot.fired > 0) {
       Fill(i);
       MarkReady(i);
-    } else if (IsLearning() || options_.find_unused_parameters) {
+    } else if (IsLearning() || (options_.find_unused_parameters && !options_.static_graph)) {
       MarkUnused(i);
     } else if (problem.empty() && slot.expected > 0) {
       problem = MissingGradients();
     }
   }
+  Complete(problem);
+}
+
+/// The collectives that are left, and what follows from them. Throws on all ranks when one has a problem.
+void BucketedReducer::Complete(const std::string& problem) {
+  armed_ = false;
   EndCollectives(!problem.empty());
-  if (WaitForCollectives()) Exchange(problem, /*in_backward=*/true);
+  if (WaitForCollectives()) AgreeOrThrow(problem, /*in_backward=*/true);
   TakeBackUnused();
   ReduceSparse();
   if (IsLearning()) Learn();
@@ -569,7 +617,7 @@ std::string BucketedReducer::MissingGradients() const {
                 "ones, or requires_grad to false for what is never trained");
 }
 
-void BucketedReducer::Exchange(const std::string& problem, bool in_backward) {
+void BucketedReducer::AgreeOrThrow(const std::string& problem, bool in_backward) {
   std::string mine = in_backward ? "b" : "f";
   for (const auto& named : parameters_) mine += named.parameter.requires_grad() ? '1' : '0';
   const std::vector<std::string> all = AllGatherString(mine + problem, group_);
@@ -598,9 +646,10 @@ void BucketedReducer::Exchange(const std::string& problem, bool in_backward) {
     text << "parameters were frozen or unfrozen between forward and backward on " << RankList(late)
          << "; do it before forward";
   }
+  if (text.tellp() == 0) return;
   for (Slot& slot : slots_) slot.used = false;
   reached_ = {};
-  TORCH_CHECK(text.tellp() == 0, "reducer: ", text.str());
+  TORCH_CHECK(false, "reducer: ", text.str());
 }
 
 std::vector<std::vector<std::string>> BucketedReducer::bucket_names() const {

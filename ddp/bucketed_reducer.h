@@ -30,9 +30,10 @@ struct BucketedReducerOptions {
   bool find_unused_parameters = false;
   /// Every backward uses the same parameters, each as often as in the first one, in which nothing overlaps. Serves
   /// parameters that get several gradients in one backward (activation checkpoints) and, without the costs of
-  /// find_unused_parameters, those that never get one.
+  /// find_unused_parameters, those that never get one. Wins over
+  /// find_unused_parameters.
   bool static_graph = false;
-  /// Communicates a bucket in place of the all-reduce (see communication_hooks.h); null: all-reduce.
+  /// Communicates a bucket in place of the all-reduce (see all_reduce_hook.h); null: all-reduce.
   std::shared_ptr<c10d::CommHookInterface> hook;
 };
 
@@ -41,8 +42,9 @@ struct BucketedReducerOptions {
 ///
 /// Gradients live in the buckets' memory: after a backward, `grad()` of each parameter is a tensor of its own over a
 /// part of a bucket, with the parameter's strides. `zero_grad(false)` keeps it and the next backward accumulates in
-/// place; after `zero_grad()` the fresh gradient is copied in once. Gradients are multiplied by their weight before
-/// they are summed, which keeps half types from overflowing. Sparse gradients are reduced one by one at the end.
+/// place; after `zero_grad()` the fresh gradient is copied in once, or made there. A gradient that you keep is
+/// overwritten by the next backward: clone it. Gradients are multiplied by their weight before they are summed, which
+/// keeps half types from overflowing. Sparse gradients are reduced one by one at the end.
 ///
 /// Parameters may be frozen and unfrozen between steps, alike on all ranks; PrepareForBackward then makes the buckets
 /// anew. When something goes wrong on one rank, every rank throws at the end of that backward, and the next one is
@@ -97,7 +99,8 @@ class BucketedReducer : public Reducer, private internal::BackwardWatch::Client 
 
   // internal/backward_watch.h
   void OnBackwardBegin() override;
-  void OnGradient(size_t index) override;
+  bool IsEmptyBackward() override;
+  void OnGradient(size_t index, const at::Tensor& incoming) override;
   void OnLocalGradient(size_t index) override;
   void OnBackwardEnd() override;
 
@@ -106,6 +109,7 @@ class BucketedReducer : public Reducer, private internal::BackwardWatch::Client 
 
   // Layout.
   void MakeSlots();
+  std::vector<size_t> ReverseOrder() const;
   void BuildBuckets(const std::vector<size_t>& order);
   void MoveBucket(size_t bucket);
   void RebuildBuckets();
@@ -120,6 +124,8 @@ class BucketedReducer : public Reducer, private internal::BackwardWatch::Client 
   void MarkUnused(size_t index);
   void LaunchReadyBuckets();
   void Launch(size_t bucket);
+  void Complete(const std::string& problem);
+  void EndUnfinished();
   void EndCollectives(bool problem);
   bool WaitForCollectives();
   void TakeBackUnused();
@@ -130,7 +136,7 @@ class BucketedReducer : public Reducer, private internal::BackwardWatch::Client 
 
   /// Every rank tells the others what is wrong, and which parameters it has frozen. Throws if anything is wrong, if
   /// they have not frozen alike, or if one of them is in the middle of a backward. Collective.
-  void Exchange(const std::string& problem, bool in_backward);
+  void AgreeOrThrow(const std::string& problem, bool in_backward);
 
   const std::vector<NamedParameter> parameters_;  // frozen ones too, each once
   const ProcessGroupPtr group_;

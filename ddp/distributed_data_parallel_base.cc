@@ -64,6 +64,14 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
   TORCH_CHECK(ignored.empty(), "DistributedDataParallel: nothing in the module is named ", *ignored.begin(),
               ", which the option ignored names");
 
+  for (const auto* list : {&named_, &buffers}) {
+    for (const auto& [name, tensor, sparse] : *list) {
+      for (int64_t d = 0; d < tensor.dim(); ++d) {
+        TORCH_CHECK(tensor.stride(d) != 0 || tensor.size(d) <= 1, "DistributedDataParallel: ", name,
+                    " is expanded: its elements share memory; make it contiguous first");
+      }
+    }
+  }
   CheckParametersAgree(named_, group_, buffers, Describe(options_));
   if (options_.broadcast_parameters) {
     std::vector<at::Tensor> parameters;
@@ -99,9 +107,13 @@ void DistributedDataParallelBase::AfterForward(const std::vector<at::Tensor>& ou
     window_has_batch_ |= join_->has_batch;
     window_open_ = !sync_;
     if (!join_->has_batch) {
+      TORCH_CHECK(
+          !outputs.empty() || !window_has_batch_,
+          "DistributedDataParallel: in a Join a forward must return its outputs, in a type that can be looked into "
+          "(see lockstep/ddp/tensor_visitor.h), to keep a batch that doesn't count out of what was accumulated");
       for (const auto& output : outputs) {
         if (output.defined() && output.grad_fn()) {
-          output.register_hook([](const at::Tensor& grad) { return at::zeros_like(grad); });
+          output.register_hook([](const at::Tensor& grad) { return grad.defined() ? at::zeros_like(grad) : grad; });
         }
       }
     }

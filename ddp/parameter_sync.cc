@@ -46,7 +46,7 @@ void CheckParametersAgree(const std::vector<NamedParameter>& parameters, const P
 
 namespace {
 
-/// A number over all bits of a tensor, on its device: a sum in which places have different weights.
+/// A number over all bits of a tensor, on its device.
 at::Tensor BitSum(const at::Tensor& parameter) {
   at::Tensor bits = internal::AsReal(parameter.detach()).contiguous();
   switch (bits.element_size()) {
@@ -56,7 +56,12 @@ at::Tensor BitSum(const at::Tensor& parameter) {
     default: bits = bits.view(at::kLong);
   }
   bits = bits.reshape({-1}).to(at::kLong);
-  return (bits * at::arange(1, bits.numel() + 1, bits.options()).mul_(int64_t{0x1E3779B97F4A7C15})).sum();
+  // Each is mixed with its place as in SplitMix64 (Steele, Lea, Flood, 2014), so that differences don't cancel.
+  bits = bits + at::arange(1, bits.numel() + 1, bits.options()).mul_(static_cast<int64_t>(0x9E3779B97F4A7C15));
+  for (const uint64_t factor : {0xBF58476D1CE4E5B9, 0x94D049BB133111EB}) {
+    bits = bits.bitwise_xor(bits.bitwise_right_shift(at::Scalar(29))).mul_(static_cast<int64_t>(factor));
+  }
+  return bits.bitwise_xor(bits.bitwise_right_shift(at::Scalar(31))).sum();
 }
 
 }  // namespace
@@ -81,24 +86,17 @@ void CheckParametersEqual(const std::vector<NamedParameter>& parameters, const P
 void BroadcastTensors(const std::vector<at::Tensor>& tensors, const ProcessGroupPtr& group, int root) {
   if (!group) return;
   const at::NoGradGuard no_grad;
-  // In chunks of neighbours of one kind, in the order of the list, which is the same on all ranks.
-  constexpr size_t kChunkBytes = 250 << 20;
-  std::vector<std::vector<at::Tensor>> chunks;
-  size_t bytes = 0;
+  std::vector<at::Tensor> some;
+  std::vector<size_t> order;
   for (const auto& tensor : tensors) {
     if (!tensor.defined() || tensor.numel() == 0) continue;
-    auto chunk = std::find_if(chunks.begin(), chunks.end(), [&](const std::vector<at::Tensor>& c) {
-      return c.front().scalar_type() == tensor.scalar_type() && c.front().device() == tensor.device();
-    });
-    if (chunk == chunks.end() || bytes > kChunkBytes) {
-      chunks.insert(chunks.begin(), {tensor});  // found first from now on
-      bytes = tensor.nbytes();
-    } else {
-      chunk->push_back(tensor);
-      bytes += tensor.nbytes();
-    }
+    order.push_back(some.size());
+    some.push_back(tensor);
   }
-  for (auto& members : chunks) {
+  constexpr size_t kChunkBytes = 250 << 20;
+  for (const auto& chunk : internal::AssignBuckets(some, order, kChunkBytes, kChunkBytes)) {
+    std::vector<at::Tensor> members;
+    for (size_t i : chunk) members.push_back(some[i]);
     std::vector<at::Tensor> flat;
     for (const auto& tensor : members) flat.push_back(tensor.detach().reshape({-1}));
     at::Tensor all = at::cat(flat);

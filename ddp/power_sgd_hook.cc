@@ -1,6 +1,7 @@
 #include "lockstep/ddp/power_sgd_hook.h"
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
@@ -20,12 +21,16 @@ void Orthogonalize(const at::Tensor& matrix, double epsilon) {
   }
   for (int64_t i = 0; i < columns; ++i) {  // Gram and Schmidt
     at::Tensor column = matrix.narrow(1, i, 1);
-    column.div_(at::norm(column, 2, {0}, /*keepdim=*/true).add_(epsilon));
+    const at::Tensor norm = at::norm(column, 2, {0}, /*keepdim=*/true).add_(epsilon);
+    column.div_(norm.masked_fill_(norm == 0, 1));  // zeros stay zeros
     if (i + 1 == columns) break;
     at::Tensor rest = matrix.narrow(1, i + 1, columns - i - 1);
     rest.sub_((column * rest).sum({0}, /*keepdim=*/true) * column);
   }
 }
+
+/// Of the smallest square with so many elements.
+int64_t Side(int64_t elements) { return static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(elements)))); }
 
 }  // namespace
 
@@ -38,7 +43,10 @@ PowerSgdHook::PowerSgdHook(const std::vector<NamedParameter>& parameters, Proces
               options_.min_compression_rate);
   TORCH_CHECK(options_.orthogonalization_epsilon >= 0, "PowerSGD: orthogonalization_epsilon is at least 0, not ",
               options_.orthogonalization_epsilon);
-  for (const auto& named : parameters) names_[named.parameter.unsafeGetTensorImpl()] = named.name;
+  for (const auto& named : parameters) {
+    TORCH_CHECK(!named.parameter.is_complex(), "PowerSGD: ", named.name, " is complex");
+    names_[named.parameter.unsafeGetTensorImpl()] = named;
+  }
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> PowerSgdHook::runHook(c10d::GradBucket& bucket) {
@@ -166,7 +174,7 @@ void PowerSgdHook::CompressBatched(c10d::GradBucket& bucket) {
   std::string name;  // of what the bucket is made of
   for (const auto& parameter : bucket.getParameters()) name += (name.empty() ? "" : " ") + NameOf(parameter);
   Memory& memory = memory_[name];
-  const auto side = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(buffer.numel()))));
+  const int64_t side = Side(buffer.numel());
   elements_before_ += buffer.numel();
   elements_after_ += side * options_.rank * 2;
   at::Tensor padded = at::zeros({side * side}, buffer.options());
@@ -190,7 +198,7 @@ const std::string& PowerSgdHook::NameOf(const at::Tensor& parameter) const {
   const auto found = names_.find(parameter.unsafeGetTensorImpl());
   TORCH_CHECK(found != names_.end(), "PowerSGD: a bucket has a parameter of shape ", parameter.sizes(),
               " that the hook was not given");
-  return found->second;
+  return found->second.name;
 }
 
 Value PowerSgdHook::SaveState() {
@@ -202,7 +210,7 @@ Value PowerSgdHook::SaveState() {
       for (auto& error : Gather(of.error, group_)) errors.emplace_back(std::move(error));
       entry.set("errors", std::move(errors));
     }
-    if (of.q.defined()) entry.set("q", of.q);
+    if (of.q.defined()) entry.set("q", of.q.clone());
     memory.set(name, std::move(entry));
   }
   Value state = ValueDict{};
@@ -220,21 +228,28 @@ absl::Status PowerSgdHook::LoadState(const Value& state) {
   }
   std::map<std::string, int64_t> sizes;
   std::map<std::string, at::TensorOptions> kinds;
-  for (const auto& [impl, name] : names_) {
-    sizes[name] = impl->numel();
-    kinds[name] = at::TensorOptions(c10::typeMetaToScalarType(impl->dtype())).device(impl->device());
+  for (const auto& [impl, named] : names_) {
+    sizes[named.name] = named.parameter.numel();
+    kinds[named.name] = named.parameter.options().requires_grad(false).memory_format(std::nullopt);
   }
   std::map<std::string, Memory> loaded;
   for (const auto& [key, entry] : memory->dict()->items) {
     if (key.string() == nullptr)
       return absl::InvalidArgumentError("PowerSGD: the state's memory has a key that is no name");
     const std::string& name = *key.string();
-    const std::string first = name.substr(0, name.find(' '));
-    const auto size = sizes.find(first);
-    if (size == sizes.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("PowerSGD: the state is of a parameter ", first, ", which isn't here"));
+    int64_t size = 0;
+    at::TensorOptions kind;
+    const std::vector<std::string> members = absl::StrSplit(name, ' ');
+    for (const auto& member : members) {
+      const auto found = sizes.find(member);
+      if (found == sizes.end()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("PowerSGD: the state is of a parameter ", member, ", which isn't here"));
+      }
+      size += found->second;
+      kind = kinds[member];
     }
+    if (members.size() > 1) size = Side(size) * Side(size);  // of a whole bucket
     const Value *errors = entry.find("errors"), *q = entry.find("q");
     const at::Tensor* error = nullptr;
     if (errors != nullptr && errors->items() != nullptr &&
@@ -242,12 +257,12 @@ absl::Status PowerSgdHook::LoadState(const Value& state) {
       error = (*errors->items())[GetRank(group_)].tensor();
     }
     const bool has_q = q != nullptr && q->tensor() != nullptr;
-    if ((error != nullptr && first == name && error->numel() != size->second) || (has_q && q->tensor()->dim() != 2)) {
+    if ((error != nullptr && error->numel() != size) || (has_q && q->tensor()->dim() != 2)) {
       return absl::InvalidArgumentError(absl::StrCat("PowerSGD: the state of ", name, " has another shape"));
     }
     Memory& of = loaded[name];
-    if (error != nullptr) of.error = error->to(kinds[first], /*non_blocking=*/false, /*copy=*/true).view({-1});
-    if (has_q) of.q = q->tensor()->to(kinds[first], /*non_blocking=*/false, /*copy=*/true);
+    if (error != nullptr) of.error = error->to(kind, /*non_blocking=*/false, /*copy=*/true).view({-1});
+    if (has_q) of.q = q->tensor()->to(kind, /*non_blocking=*/false, /*copy=*/true);
   }
   memory_ = std::move(loaded);
   step_ = static_cast<int64_t>(*step->number());

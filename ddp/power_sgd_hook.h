@@ -64,7 +64,7 @@ class PowerSgdHook : public c10d::CommHookInterface, public Stateful {
 
   const ProcessGroupPtr group_;
   const PowerSgdOptions options_;
-  std::unordered_map<c10::TensorImpl*, std::string> names_;
+  std::unordered_map<c10::TensorImpl*, NamedParameter> names_;
   std::map<std::string, Memory> memory_;
   int64_t step_ = 0;
   int64_t draws_ = 0;  // random matrices so far

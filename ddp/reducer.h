@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/collectives.h"
+
 namespace lockstep {
 
 struct NamedParameter {
@@ -24,7 +26,8 @@ class Reducer {
   virtual ~Reducer() = default;
 
   /// Call after each forward whose backward shall be averaged. `outputs` are the tensors that the loss is made of;
-  /// their backward is recognised by them. Without any, the next backward is taken for it. Throws when the last such
+  /// their backward is recognised by them. Without any, the next backward is taken for it, which must not begin
+  /// with an activation checkpoint then. Throws when the last such
   /// backward did not come to its end.
   virtual void PrepareForBackward(const std::vector<at::Tensor>& outputs) = 0;
 
@@ -35,6 +38,9 @@ class Reducer {
   /// the world size. With 0 they count as zeros, whatever they are. Ranks may have different weights, but all have one
   /// or none has.
   virtual void SetWeight(std::optional<double> weight) = 0;
+
+  /// The group over which the gradients are spread, each rank having some of them; null: every rank has all.
+  virtual ProcessGroupPtr shard_group() const { return nullptr; }
 
   /// Gives up the backward that is under way or still to come, as after an exception in it or in the loss: takes part
   /// in what the other ranks expect of it, and makes every rank throw `why`, naming this one. Does nothing when no

@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// What a reducer has done, on this rank.
+/// What a reducer has done, on this rank. Times are those of the CPU: with NCCL they end when a bucket is launched.
 struct ReducerStatistics {
   using Clock = std::chrono::steady_clock;
 

@@ -9,6 +9,12 @@
 
 namespace lockstep {
 
+/// Says of an optimizer that its state is this rank's part of a whole.
+class ShardedState {
+ public:
+  virtual ~ShardedState() = default;
+};
+
 /// One of LibTorch's optimizers, `Inner`, with its state spread over the ranks: each rank steps the pieces of its shard
 /// and then gathers everybody's. For optimizers that treat each element by itself (SGD, Adam, AdamW, Adagrad, RMSprop)
 /// the parameters are those of plain data parallelism; LBFGS is not one of them.
@@ -23,9 +29,10 @@ namespace lockstep {
 ///     ShardedOptimizer<torch::optim::Adam> optimizer(*reducer, torch::optim::AdamOptions(1e-3));
 ///
 /// It is an `Inner` over pieces, so that schedulers, scalers and clipping by value work on it; a norm over all
-/// gradients needs the other ranks' pieces too. Its state is this rank's part. Every rank steps.
+/// gradients needs the other ranks' pieces too (the trainer's max_grad_norm sees to that), and a GradScaler needs its
+/// group, so that all ranks step or none does. Its state is this rank's part, which the trainer's checkpoints refuse.
 template <typename Inner>
-class ShardedOptimizer : public Inner {
+class ShardedOptimizer : public Inner, public ShardedState {
  public:
   /// The reducer outlives it. `options` as Inner takes them.
   template <typename... Options>

@@ -4,34 +4,25 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <set>
 
-#include "lockstep/comm/texts.h"
 #include "lockstep/ddp/internal/buckets.h"
 
 namespace lockstep {
 
-ShardedReducer::ShardedReducer(std::vector<NamedParameter> parameters, ProcessGroupPtr group)
-    : group_(std::move(group)), watch_(*this) {
-  std::set<c10::TensorImpl*> seen;
+ShardedReducer::ShardedReducer(std::vector<NamedParameter> given, ProcessGroupPtr over)
+    : ReduceAtEnd(std::move(given), std::move(over)) {
   std::vector<at::Tensor> tensors;
   std::vector<size_t> order;
-  for (auto& named : parameters) {
-    if (!named.parameter.requires_grad() || !seen.insert(named.parameter.unsafeGetTensorImpl()).second) continue;
-    TORCH_CHECK(!named.sparse, "reducer: ", named.name, " has sparse gradients, which ShardedReducer can't reduce");
+  for (const auto& named : parameters()) {
     order.push_back(tensors.size());
     tensors.push_back(named.parameter);
-    parameters_.push_back(std::move(named));
   }
-  TORCH_CHECK(!parameters_.empty(), "reducer: the module has no parameter that needs a gradient");
-  watch_.Watch(parameters_, /*hooks=*/group_ != nullptr);
-
-  if (!group_) {  // the shard is all of it, and gradients stay where they are
+  if (!group()) {  // the shard is all of it, and gradients stay where they are
     for (size_t i : order) shard_.push_back({tensors[i], i, 0, tensors[i].numel()});
     return;
   }
   const at::NoGradGuard no_grad;
-  const int64_t world_size = GetWorldSize(group_), rank = GetRank(group_);
+  const int64_t world_size = GetWorldSize(group()), rank = GetRank(group());
   constexpr size_t kNoCap = static_cast<size_t>(-1);
   for (auto& members : internal::AssignBuckets(tensors, order, kNoCap, kNoCap)) {
     Block block;
@@ -42,7 +33,7 @@ ShardedReducer::ShardedReducer(std::vector<NamedParameter> parameters, ProcessGr
     }
     const int64_t part = (total + world_size - 1) / world_size, begin = rank * part;
     const at::TensorOptions options = tensors[members[0]].options().requires_grad(false);
-    block.parameters = internal::NewFlat(part * world_size, options, group_);
+    block.parameters = internal::NewFlat(part * world_size, options, group());
     block.gradients = at::zeros({part}, options.memory_format(std::nullopt));
     for (size_t m = 0; m < members.size(); ++m) {
       at::Tensor& parameter = tensors[members[m]];
@@ -62,49 +53,25 @@ ShardedReducer::ShardedReducer(std::vector<NamedParameter> parameters, ProcessGr
   }
 }
 
-void ShardedReducer::PrepareForBackward(const std::vector<at::Tensor>& outputs) {
-  if (!group_) return;
-  if (watch_.IsUnfinished()) Abandon("the last backward did not come to its end: it threw");
-  watch_.Announce(outputs, /*average=*/true);
-}
-
-void ShardedReducer::PrepareForAccumulation(const std::vector<at::Tensor>& outputs) {
-  if (group_) watch_.Announce(outputs, /*average=*/false);
-}
-
-void ShardedReducer::SetWeight(std::optional<double> weight) { weight_ = weight; }
-
-void ShardedReducer::Abandon(const std::string& why) {
-  if (!group_ || !watch_.IsAwaited()) return;
-  watch_.Reset();
-  Reduce(why);
-}
-
 void ShardedReducer::Reduce(const std::string& problem) {
   const at::NoGradGuard no_grad;
-  const double weight = weight_.value_or(1.0 / GetWorldSize(group_));
-  const bool failed = AnyRank(!problem.empty(), group_);
-  if (failed) {
-    const std::vector<std::string> all = AllGatherString(problem, group_);
-    for (size_t rank = 0; rank < all.size(); ++rank) {
-      TORCH_CHECK(all[rank].empty(), "reducer: rank ", rank, ": ", all[rank]);
-    }
-  }
+  const double weight = this->weight();
+  if (AnyRank(!problem.empty(), group())) ThrowProblems(problem);
   size_t next_piece = 0;
   for (Block& block : blocks_) {
     // Only for as long as it takes: between steps a rank holds gradients of its own part.
     const at::Tensor all = at::zeros_like(block.parameters);
     for (size_t m = 0; m < block.members.size(); ++m) {
-      at::Tensor& grad = parameters_[block.members[m]].parameter.mutable_grad();
+      at::Tensor& grad = parameters()[block.members[m]].parameter.mutable_grad();
       if (!grad.defined()) continue;
-      at::Tensor to = internal::Alias(all, block.offsets[m], parameters_[block.members[m]].parameter);
+      at::Tensor to = internal::Alias(all, block.offsets[m], parameters()[block.members[m]].parameter);
       if (weight != 0) at::mul_out(to, grad, at::scalar_tensor(weight, at::kDouble));
       grad.reset();
     }
     const at::Tensor mine = at::empty_like(block.gradients);
-    ReduceScatter(internal::AsReal(mine).view({-1}), internal::AsReal(all).view({-1}), group_);
+    ReduceScatter(internal::AsReal(mine).view({-1}), internal::AsReal(all).view({-1}), group());
     // What an earlier averaged backward has left there is added to, as it would be in grad().
-    const int64_t begin = GetRank(group_) * block.gradients.numel();
+    const int64_t begin = GetRank(group()) * block.gradients.numel();
     for (; next_piece < shard_.size(); ++next_piece) {
       Piece& piece = shard_[next_piece];
       const auto member = std::find(block.members.begin(), block.members.end(), piece.parameter);
@@ -124,12 +91,12 @@ void ShardedReducer::Reduce(const std::string& problem) {
 }
 
 void ShardedReducer::GatherParameters() {
-  if (!group_) return;
+  if (!group()) return;
   const at::NoGradGuard no_grad;
   for (Block& block : blocks_) {
     const int64_t part = block.gradients.numel();
-    const at::Tensor mine = block.parameters.narrow(0, GetRank(group_) * part, part).clone();
-    AllGatherInto(internal::AsReal(block.parameters).view({-1}), internal::AsReal(mine).view({-1}), group_);
+    const at::Tensor mine = block.parameters.narrow(0, GetRank(group()) * part, part).clone();
+    AllGatherInto(internal::AsReal(block.parameters).view({-1}), internal::AsReal(mine).view({-1}), group());
   }
 }
 

@@ -1,11 +1,10 @@
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "lockstep/comm/collectives.h"
-#include "lockstep/ddp/internal/backward_watch.h"
+#include "lockstep/ddp/internal/reduce_at_end.h"
 #include "lockstep/ddp/reducer.h"
 
 namespace lockstep {
@@ -17,7 +16,7 @@ namespace lockstep {
 /// The parameters move into one block of memory for each dtype, cut into as many parts as there are ranks. A shard is
 /// made of the pieces of parameters that lie in this rank's part. A parameter without a gradient counts as zero. No
 /// sparse gradients; parameters that are frozen or unfrozen later are not noticed.
-class ShardedReducer : public Reducer, private internal::BackwardWatch::Client {
+class ShardedReducer : public internal::ReduceAtEnd {
  public:
   /// A piece of a parameter: flat, a tensor of its own over the parameter's memory, with a gradient of its own.
   struct Piece {
@@ -29,15 +28,10 @@ class ShardedReducer : public Reducer, private internal::BackwardWatch::Client {
   /// As BucketedReducer's.
   ShardedReducer(std::vector<NamedParameter> parameters, ProcessGroupPtr group);
 
-  void PrepareForBackward(const std::vector<at::Tensor>& outputs) override;
-  void PrepareForAccumulation(const std::vector<at::Tensor>& outputs) override;
-  void SetWeight(std::optional<double> weight) override;
-  void Abandon(const std::string& why) override;
-
   /// The parameters that need a gradient.
-  const std::vector<NamedParameter>& parameters() const { return parameters_; }
+  using ReduceAtEnd::parameters;
   const std::vector<Piece>& shard() const { return shard_; }
-  const ProcessGroupPtr& group() const { return group_; }
+  ProcessGroupPtr shard_group() const override { return group(); }
 
   /// Every rank's pieces on all ranks. Collective.
   void GatherParameters();
@@ -51,16 +45,10 @@ class ShardedReducer : public Reducer, private internal::BackwardWatch::Client {
     at::Tensor gradients;          ///< Of this rank's part.
   };
 
-  void OnGradient(size_t index) override {}
-  void OnBackwardEnd() override { Reduce(""); }
-  void Reduce(const std::string& problem);
+  void Reduce(const std::string& problem) override;
 
-  std::vector<NamedParameter> parameters_;
-  const ProcessGroupPtr group_;
   std::vector<Block> blocks_;
   std::vector<Piece> shard_;
-  std::optional<double> weight_;
-  internal::BackwardWatch watch_;  // last: it may call us until it is gone
 };
 
 }  // namespace lockstep

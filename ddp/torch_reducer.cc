@@ -3,9 +3,10 @@
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include <set>
+#include <unordered_map>
 
 #include "lockstep/ddp/internal/buckets.h"
+#include "lockstep/ddp/internal/trained_parameters.h"
 
 namespace lockstep {
 namespace {
@@ -29,14 +30,11 @@ TorchReducer::TorchReducer(const std::vector<NamedParameter>& parameters, Proces
   std::vector<at::Tensor> tensors;
   std::vector<bool> sparse;
   std::unordered_map<size_t, std::string> names;
-  std::set<c10::TensorImpl*> seen;
-  for (const auto& named : parameters) {
-    if (!named.parameter.requires_grad() || !seen.insert(named.parameter.unsafeGetTensorImpl()).second) continue;
+  for (const auto& named : internal::TrainedParameters(parameters)) {
     names[tensors.size()] = named.name;
     tensors.push_back(named.parameter);
     sparse.push_back(named.sparse);
   }
-  TORCH_CHECK(!tensors.empty(), "reducer: the module has no parameter that needs a gradient");
   if (!group) return;
   std::vector<size_t> dense;
   std::vector<std::vector<size_t>> buckets;

@@ -9,7 +9,8 @@
 #include <torch/custom_class.h>
 
 #include <map>
-#include <memory>
+#include <mutex>
+#include <string>
 
 namespace lockstep::nn {
 namespace {
@@ -96,24 +97,26 @@ class Restore {
   const State before_;
 };
 
+/// All tensors from the defined ones.
+std::vector<at::Tensor> Spread(const std::vector<at::Tensor>& tensors, const std::vector<bool>& defined) {
+  std::vector<at::Tensor> all;
+  size_t next = 0;
+  for (const bool is_defined : defined) all.push_back(is_defined ? tensors[next++] : at::Tensor());
+  return all;
+}
+
 struct Run : torch::CustomClassHolder {
   Run(TensorsFunction fn, std::vector<bool> defined, const std::vector<at::Tensor>& inputs)
       : fn(std::move(fn)), defined(std::move(defined)), generators(inputs), autocast(AutocastState::Now()) {}
 
-  /// All inputs from the defined ones.
-  std::vector<at::Tensor> Spread(const std::vector<at::Tensor>& inputs) const {
-    std::vector<at::Tensor> all;
-    size_t next = 0;
-    for (const bool is_defined : defined) all.push_back(is_defined ? inputs[next++] : at::Tensor());
-    return all;
-  }
   std::vector<at::Tensor> Call(const std::vector<at::Tensor>& inputs) const {
     const Restore<AutocastState> cast(autocast.WithoutCache(), AutocastState::Now());
-    return fn(Spread(inputs));
+    return fn(Spread(inputs, defined));
   }
 
   const TensorsFunction fn;
   const std::vector<bool> defined;  // of the inputs
+  std::vector<bool> outputs{};      // which of them are defined
   const GeneratorStates generators;
   const AutocastState autocast;
 };
@@ -124,9 +127,13 @@ struct ActivationCheckpointFunction : torch::autograd::Function<ActivationCheckp
                                const c10::intrusive_ptr<Run>& run) {
     ctx->save_for_backward(inputs.vec());
     ctx->saved_data["run"] = c10::IValue::make_capsule(run);
-    variable_list outputs = run->Call(inputs.vec()), fixed;
-    for (const auto& output : outputs) {
-      if (output.defined() && !torch::autograd::isDifferentiableType(output.scalar_type())) fixed.push_back(output);
+    variable_list outputs, fixed;
+    run->outputs.clear();
+    for (const auto& output : run->Call(inputs.vec())) {
+      run->outputs.push_back(output.defined());
+      if (!output.defined()) continue;
+      outputs.push_back(output);
+      if (!torch::autograd::isDifferentiableType(output.scalar_type())) fixed.push_back(output);
     }
     ctx->mark_non_differentiable(fixed);
     return outputs;
@@ -150,10 +157,14 @@ struct ActivationCheckpointFunction : torch::autograd::Function<ActivationCheckp
       outputs = run->Call(inputs);
     }
     variable_list roots, root_grads;
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      if (!grad_outputs[i].defined() || !outputs[i].defined() || !outputs[i].requires_grad()) continue;
-      roots.push_back(outputs[i]);
-      root_grads.push_back(grad_outputs[i]);
+    size_t next = 0;
+    for (const auto& output : outputs) {
+      if (!output.defined()) continue;
+      TORCH_CHECK(next < grad_outputs.size(), "ActivationCheckpoint: the function gave other outputs the second time");
+      const at::Tensor& grad = grad_outputs[next++];
+      if (!grad.defined() || !output.requires_grad()) continue;
+      roots.push_back(output);
+      root_grads.push_back(grad);
     }
     if (!roots.empty()) torch::autograd::backward(roots, root_grads);
     variable_list grads = {at::Tensor()};
@@ -174,8 +185,9 @@ std::vector<at::Tensor> ActivationCheckpoint(const TensorsFunction& fn, const st
     if (input.defined()) given.push_back(input);
   }
   const at::Tensor anchor = at::empty({0}).requires_grad_();
-  return ActivationCheckpointFunction::apply(anchor, at::TensorList(given),
-                                             c10::make_intrusive<Run>(fn, std::move(defined), given));
+  const auto run = c10::make_intrusive<Run>(fn, std::move(defined), given);
+  const variable_list outputs = ActivationCheckpointFunction::apply(anchor, at::TensorList(given), run);
+  return Spread(outputs, run->outputs);
 }
 
 }  // namespace lockstep::nn

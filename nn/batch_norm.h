@@ -11,7 +11,7 @@
 namespace lockstep::nn {
 
 /// What every batch norm of ours offers besides torch's members: it can be bound to a group of ranks. In a Join, the
-/// batch of a rank that has run out changes no statistics, neither the group's nor the running ones of this rank.
+/// batch of a rank that has run out is in no statistics; running ones still follow the group's.
 class SynchronizableBatchNorm : public Joinable {
  public:
   /// From now on, mean and variance of a batch in training are those over all ranks of `group`; null unbinds.

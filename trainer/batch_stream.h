@@ -1,8 +1,10 @@
 #pragma once
 
+#include <absl/status/status.h>
 #include <c10/util/Exception.h>
 
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 

@@ -10,6 +10,7 @@
 #include "lockstep/amp/loss_scaler.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/ddp/distributed_data_parallel_base.h"
+#include "lockstep/trainer/anomaly.h"
 #include "lockstep/trainer/step.h"
 
 namespace lockstep {
@@ -20,7 +21,7 @@ struct GradientStepOptions {
   size_t accumulate = 1;
   /// Every sample of a step weighs the same, on whatever rank and in whatever batch it is; otherwise every batch does.
   bool weight_by_samples = false;
-  double max_grad_norm = 0;  ///< Gradients are scaled down to this norm before each step; 0: they are not.
+  double max_grad_norm = 0;  ///< Gradients are scaled down to this norm, over all of them, before each step; 0: not.
   /// Backward looks for numbers that are not finite and says where they come from; see anomaly.h. Slow.
   bool detect_anomaly = false;
   /// Steps between checks that all ranks' parameters are still equal; 0: none.
@@ -37,27 +38,29 @@ class GradientStep {
   /// Begins a window; gradients are cleared.
   void Begin();
   /// Keeps a forward that is not the last of its window from communicating, while it lives; null for others.
-  std::unique_ptr<DistributedDataParallelBase::NoSync> Forward(bool last_of_window);
+  std::unique_ptr<DistributedDataParallelBase::NoSync> ForwardGuard(bool last_of_window);
   /// Backward from a batch's loss. `counts`: false for a batch that only keeps other ranks company (see Join).
   void Backward(const StepOutput& output, bool last_of_window, bool counts = true);
   /// Steps the optimizer, unless the scaler skips; returns whether it stepped. With check_parameters_every throws when
   /// the ranks have drifted apart.
   bool Step();
 
-  /// Of the window: the mean of its batches' losses.
-  at::Tensor loss() const { return loss_ / static_cast<double>(batches_); }
+  /// Of the window: the mean of the losses of the batches that count; undefined when there was none.
+  at::Tensor loss() const { return counted_ > 0 ? loss_ / static_cast<double>(counted_) : at::Tensor(); }
 
  private:
   void ScaleGradients(double factor);
+  void ClipGradients();
 
   torch::optim::Optimizer* const optimizer_;
   LossScaler* const scaler_;
   DistributedDataParallelBase* const ddp_;
   const GradientStepOptions options_;
-  size_t batches_ = 0;
+  size_t batches_ = 0, counted_ = 0;
   int64_t samples_ = 0;
   at::Tensor loss_;
   size_t steps_ = 0;
+  std::unique_ptr<AnomalyDetector> anomalies_;
 };
 
 }  // namespace lockstep

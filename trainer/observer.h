@@ -22,7 +22,7 @@ struct StepInfo {
   double seconds = 0;   ///< Since the epoch's training began.
   double learning_rate = 0;
   bool stepped = true;                 ///< False when the scaler skipped the step.
-  at::Tensor loss;                     ///< Of this rank's batch, on its device.
+  at::Tensor loss;                     ///< The mean over this rank's batches of the step, on its device.
   const LossScaler* scaler = nullptr;  ///< Its scale() waits for the device, as LossValue() does.
 
   /// The loss as a number. The first call brings it to the host; the trainer then checks that it is finite.

@@ -5,12 +5,17 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <vector>
 
 #include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/ddp/bucketed_reducer.h"
+#include "lockstep/ddp/reducer_statistics.h"
 
 namespace lockstep {
 namespace profiler = torch::autograd::profiler;

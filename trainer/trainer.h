@@ -81,11 +81,11 @@ class Trainer {
       absl::StatusOr<bool> stop = false;
       for (size_t epoch = options_.first_epoch; epoch <= options_.epochs && stop.ok() && !*stop; ++epoch)
         stop = Epoch(epoch);
-      if (!stop.ok()) Tell([&](TrainObserver& o) { o.OnException(std::string(stop.status().message())); });
+      if (!stop.ok()) TellException(std::string(stop.status().message()));
       Tell([](TrainObserver& o) { o.OnFitEnd(); });
       return stop.status();
     } catch (const std::exception& e) {
-      Tell([&](TrainObserver& o) { o.OnException(e.what()); });
+      TellException(e.what());
       throw;
     }
   }
@@ -160,7 +160,7 @@ class Trainer {
       const bool last = ++in_window == window || batches.is_last();
       StepOutput output;
       {
-        const auto no_sync = gradients_.Forward(last);
+        const auto no_sync = gradients_.ForwardGuard(last);
         const AutocastGuard autocast(options_.device, options_.autocast);
         output = pieces_.train_step(*batch);
       }
@@ -193,7 +193,7 @@ class Trainer {
     ++info.step;
     info.seconds = Seconds(start);
     info.learning_rate = LearningRate();
-    info.loss = gradients_.loss();
+    if (const at::Tensor loss = gradients_.loss(); loss.defined()) info.loss = loss;
     info.loss_value.reset();
     info.scaler = pieces_.state.scaler;
     Tell([&](TrainObserver& o) { o.OnStepEnd(info); });
@@ -217,6 +217,16 @@ class Trainer {
   double LearningRate() const { return pieces_.state.optimizer->param_groups().front().options().get_lr(); }
 
   static double Seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
+
+  /// What an observer throws now must not hide what it is told.
+  void TellException(const std::string& what) {
+    for (auto* observer : pieces_.observers) {
+      try {
+        observer->OnException(what);
+      } catch (const std::exception&) {
+      }
+    }
+  }
 
   template <typename F>
   void Tell(F&& what) {

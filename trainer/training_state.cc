@@ -6,6 +6,7 @@
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/state_dict.h"
 #include "lockstep/comm/agree.h"
+#include "lockstep/ddp/sharded_optimizer.h"
 
 namespace lockstep {
 namespace {
@@ -19,7 +20,11 @@ absl::StatusOr<const Value*> Part(const Value& checkpoint, const char* key) {
 }  // namespace
 
 absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch) {
-  Value checkpoint((ValueDict()));
+  Value checkpoint((ValueDict())), others((ValueDict()));
+  for (const auto& [name, other] : parts.others) others.set(name, other->SaveState());  // first: it may communicate
+  if (dynamic_cast<const ShardedState*>(parts.optimizer) != nullptr) {
+    return absl::InvalidArgumentError("optimizer: its state is spread over the ranks and can't be saved as one");
+  }
   checkpoint.set("model", ModuleState(*parts.module));
   LOCKSTEP_ASSIGN_OR_RETURN(Value optimizer, OptimizerState(*parts.optimizer));
   checkpoint.set("optimizer", std::move(optimizer));
@@ -29,8 +34,6 @@ absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch
   const auto best = stop.find("best");
   checkpoint.set("best", best == stop.end() ? Value() : Value(best->second));
   checkpoint.set("stop", NumbersState(stop));
-  Value others((ValueDict()));
-  for (const auto& [name, other] : parts.others) others.set(name, other->SaveState());
   if (!parts.others.empty()) checkpoint.set("others", std::move(others));
   return checkpoint;
 }

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <unordered_set>
+#include <utility>
 
 namespace lockstep::internal {
 namespace {
@@ -36,52 +37,72 @@ struct BackwardWatch::State {
   Mode announced = Mode::kNone;      // of the backward of a forward whose outputs nobody knows
   Mode current = Mode::kNone;        // of the backward under way
   bool in_backward = false;          // from its first hook to its end
-  bool has_gradient = false;         // it has made a gradient ready
+  bool has_gradient = false;         // it has made a gradient ready that is to be averaged
+  std::vector<size_t> local{};       // parameters with gradients of this backward that were not
+  std::weak_ptr<char> alive{};       // held by the engine as long as this backward runs
   std::vector<std::string> names{};  // of the parameters
+
+  bool Threw() const { return in_backward && alive.expired(); }
 
   /// The first hook of a backward. On an output it is called in the outermost backward, so that the end is that one's
   /// also when a checkpoint's backward runs inside.
   static void Begin(const std::shared_ptr<State>& state, Mode mode) {
+    if (state->Threw()) {
+      if (state->current == Mode::kAverage) return;  // OnHook refuses its gradients
+      state->in_backward = false;
+    }
     if (state->in_backward) {
       // One backward through several forwards is averaged when one of them is to be.
-      if (mode == Mode::kAverage && !state->has_gradient && state->current != mode) {
-        state->current = mode;
-        state->client->OnBackwardBegin();
-      }
+      if (mode != Mode::kAverage || state->current == mode) return;
+      state->current = mode;
+      state->client->OnBackwardBegin();
+      for (size_t index : std::exchange(state->local, {})) state->OnAverage(index, at::Tensor());
       return;
     }
     state->in_backward = true;
     state->has_gradient = false;
+    state->local.clear();
     state->current = mode;
-    torch::autograd::Engine::get_default_engine().queue_callback([weak = std::weak_ptr<State>(state)] {
+    const auto alive = std::make_shared<char>();
+    state->alive = alive;
+    torch::autograd::Engine::get_default_engine().queue_callback([weak = std::weak_ptr<State>(state), alive] {
       if (const auto state = weak.lock()) state->End();
     });
     if (mode == Mode::kAverage) state->client->OnBackwardBegin();
   }
 
-  void OnHook(const std::shared_ptr<State>& self, size_t index) {
+  void OnHook(const std::shared_ptr<State>& self, size_t index, const at::Tensor& incoming) {
     std::lock_guard<std::recursive_mutex> lock(mutex);
     if (client == nullptr) return;
     TORCH_CHECK(!c10::GradMode::is_enabled(), "reducer: double backward (create_graph): the gradient of ", names[index],
                 " would have to be differentiated through its reduction, which is not supported; take higher "
                 "derivatives with torch::autograd::grad, which leaves grad() alone, and call backward on the result");
-    if (!in_backward) {
+    TORCH_CHECK(!Threw() || current != Mode::kAverage,
+                "reducer: the last averaged backward threw, so that this rank is "
+                "behind the others; run forward again before another backward");
+    if (!in_backward || Threw()) {
       TORCH_CHECK(announced != Mode::kNone, "reducer: backward without forward: the gradient of ", names[index],
                   " came in a backward that no forward announced, so that ranks would drift apart. Run forward through "
                   "DistributedDataParallel (or call PrepareForBackward) before each backward, or, to keep gradients on "
                   "this rank, under NoSync (or after PrepareForAccumulation)");
       Begin(self, announced);
     }
-    if (current == Mode::kAccumulate) return client->OnLocalGradient(index);
+    if (current == Mode::kAverage) return OnAverage(index, incoming);
+    local.push_back(index);
+    client->OnLocalGradient(index);
+  }
+
+  void OnAverage(size_t index, const at::Tensor& incoming) {
     has_gradient = true;
-    client->OnGradient(index);
+    client->OnGradient(index, incoming);
   }
 
   void End() {
     std::lock_guard<std::recursive_mutex> lock(mutex);
     in_backward = false;
+    if (client == nullptr || current != Mode::kAverage) return;
     // torch::autograd::grad passes the outputs and leaves no gradients: the backward is still to come.
-    if (client == nullptr || current != Mode::kAverage || !has_gradient) return;
+    if (!has_gradient && !client->IsEmptyBackward()) return;
     announced = Mode::kNone;
     has_gradient = false;
     client->OnBackwardEnd();
@@ -121,8 +142,8 @@ void BackwardWatch::Watch(const std::vector<NamedParameter>& parameters, bool ho
     watched.accumulator = torch::autograd::impl::grad_accumulator(parameter);
     watched.hook = watched.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
         [weak = std::weak_ptr<State>(state_), i](const torch::autograd::variable_list& outputs,
-                                                 const torch::autograd::variable_list&) {
-          if (const auto state = weak.lock()) state->OnHook(state, i);
+                                                 const torch::autograd::variable_list& inputs) {
+          if (const auto state = weak.lock()) state->OnHook(state, i, inputs[0]);
           return outputs;
         }));
   }
@@ -130,10 +151,14 @@ void BackwardWatch::Watch(const std::vector<NamedParameter>& parameters, bool ho
 
 void BackwardWatch::Announce(const std::vector<at::Tensor>& outputs, bool average) {
   std::lock_guard<std::recursive_mutex> lock(state_->mutex);
+  for (size_t i = 0; average && i < watched_.size(); ++i) {
+    TORCH_CHECK(torch::autograd::impl::try_get_grad_accumulator(watched_[i].parameter) == watched_[i].accumulator,
+                "reducer: parameter ", state_->names[i],
+                " has another dtype or device than when its reducer was made; convert the module before it is wrapped");
+  }
   const auto mode = average ? State::Mode::kAverage : State::Mode::kAccumulate;
   state_->announced = mode;
-  // Left over from one that threw; while one is running, this is a forward inside of it.
-  if (torch::autograd::get_current_graph_task_id() < 0) state_->in_backward = false;
+  if (state_->Threw()) state_->in_backward = false;
   for (const auto& output : outputs) {
     if (!output.defined() || !output.grad_fn()) continue;
     output.register_hook([weak = std::weak_ptr<State>(state_), mode](const at::Tensor&) {
@@ -147,8 +172,7 @@ void BackwardWatch::Announce(const std::vector<at::Tensor>& outputs, bool averag
 
 bool BackwardWatch::IsUnfinished() const {
   std::lock_guard<std::recursive_mutex> lock(state_->mutex);
-  return state_->in_backward && state_->current == State::Mode::kAverage &&
-         torch::autograd::get_current_graph_task_id() < 0;
+  return state_->Threw() && state_->current == State::Mode::kAverage;
 }
 
 bool BackwardWatch::IsAwaited() const {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -27,11 +26,14 @@ class BackwardWatch {
     virtual ~Client() = default;
     /// A backward that is to be averaged has come to the outputs, or, where those aren't known, to the first gradient.
     virtual void OnBackwardBegin() {}
-    /// In a backward that is averaged: this parameter's gradient is in grad().
-    virtual void OnGradient(size_t parameter) = 0;
+    /// In a backward that is averaged: this parameter's gradient is in grad(). `incoming` is what autograd has added.
+    virtual void OnGradient(size_t parameter, const at::Tensor& incoming) = 0;
     /// The same in a backward that is not.
     virtual void OnLocalGradient(size_t parameter) {}
-    /// The averaged backward, which made at least one gradient ready, is over.
+    /// Whether a backward that has come to the outputs and left no gradient is over nevertheless, since there can be
+    /// none. Otherwise it was torch::autograd::grad's, and the backward is still to come.
+    virtual bool IsEmptyBackward() { return false; }
+    /// The averaged backward is over.
     virtual void OnBackwardEnd() = 0;
   };
 

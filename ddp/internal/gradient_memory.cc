@@ -1,6 +1,7 @@
 #include "lockstep/ddp/internal/gradient_memory.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <atomic>
 #include <mutex>
@@ -16,6 +17,7 @@ struct GradientMemory::State {
     c10::Storage storage;                         // that the memory is of
     std::shared_ptr<std::atomic<bool>> occupied;  // shared with the tensor there
   };
+  std::mutex mutex;
   std::vector<Place> places;
   std::unordered_map<size_t, std::vector<size_t>> by_bytes;
 
@@ -63,6 +65,7 @@ void Delete(void* data) {
 }  // namespace
 
 c10::DataPtr GradientMemory::State::Lend(size_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex);
   const auto found = by_bytes.find(bytes);
   if (found == by_bytes.end()) return {};
   for (size_t index : found->second) {
@@ -89,7 +92,9 @@ class LendingAllocator : public c10::Allocator {
   explicit LendingAllocator(c10::Allocator* base) : base_(base) { base_deleter = base->raw_deleter(); }
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes >= GradientMemory::kLeastBytes && base_deleter != nullptr) {
-      if (State* const state = OpenOnThisThread<State>().get()) {
+      State* const state = OpenOnThisThread<State>().get();
+      // A backward that threw, or gave no gradients, has left it open.
+      if (state != nullptr && torch::autograd::get_current_graph_task_id() >= 0) {
         if (c10::DataPtr lent = state->Lend(bytes)) return lent;
       }
     }
@@ -119,6 +124,7 @@ GradientMemory::~GradientMemory() {
 }
 
 void GradientMemory::SetPlace(size_t index, const at::Tensor& alias) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
   if (index >= state_->places.size()) state_->places.resize(index + 1);
   State::Place& place = state_->places[index];
   place = {};
@@ -136,16 +142,19 @@ void GradientMemory::SetPlace(size_t index, const at::Tensor& alias) {
 }
 
 void GradientMemory::Clear() {
+  std::lock_guard<std::mutex> lock(state_->mutex);
   state_->places.clear();
   state_->by_bytes.clear();
 }
 
 void GradientMemory::Want(size_t index, bool wanted) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
   State::Place& place = state_->places[index];
   place.wanted = wanted && place.data != nullptr;
 }
 
 bool GradientMemory::IsOccupied(size_t index) const {
+  std::lock_guard<std::mutex> lock(state_->mutex);
   return state_->places[index].occupied->load(std::memory_order_acquire);
 }
 

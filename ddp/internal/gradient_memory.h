@@ -9,9 +9,10 @@ namespace lockstep::internal {
 
 /// Lets autograd make gradients where they are to be communicated from, which saves a copy of each.
 ///
-/// While it is open, the CPU's allocator gives this thread a place of a bucket when exactly that place's size is asked
-/// for and it is wanted and free: most likely for the gradient. When it was for something else, nothing is lost but the
-/// chance, as long as nobody writes to an occupied place. Only places of at least kLeastBytes take part.
+/// While it is open, the CPU's allocator gives this thread, in backward, a place of a bucket when exactly that place's
+/// size is asked for and it is wanted and free: most likely for the gradient. When it was for something else, nothing
+/// is lost but the chance, as long as nobody writes to an occupied place. Only places of at least kLeastBytes take
+/// part.
 class GradientMemory {
  public:
   static constexpr size_t kLeastBytes = 64 << 10;

@@ -45,6 +45,25 @@ BucketedReducerOptions Small() {
 
 at::Tensor Leaf(const at::Tensor& value) { return value.clone().requires_grad_(); }
 
+/// Every rank's gradients times the rank's number, summed, in fresh memory.
+class RankHook : public c10d::CommHookInterface {
+ public:
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    buckets.push_back(bucket.getIndex());
+    gradients = bucket.getGradients().size();
+    last = bucket.isLast();
+    at::Tensor result = bucket.getBuffer() * (GetRank(Group()) + 1);
+    AllReduce(result, Group());
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+    future->markCompleted(result);
+    return future;
+  }
+  at::Tensor parseHookResult(const c10::IValue& result) override { return result.toTensor(); }
+  std::vector<size_t> buckets;
+  size_t gradients = 0;
+  bool last = false;
+};
+
 // How forwards and backwards belong together.
 
 TEST(BucketedReducer, SeveralForwardsBeforeOneBackward) {
@@ -190,6 +209,91 @@ TEST(BucketedReducer, ABackwardThatThrowsOnOneRankEndsOnAll) {
   EXPECT_TRUE(at::allclose(a.grad(), at::ones({3})));
 }
 
+TEST(BucketedReducer, ABackwardAfterOneThatThrewIsRefusedUntilTheNextForward) {
+  if (World() == 1) return;
+  at::Tensor a = Leaf(at::ones({3}));
+  BucketedReducer reducer({{"a", a}}, Group());
+  at::Tensor inner = a * 2;
+  inner.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("first"); });
+  const at::Tensor one = inner.sum(), two = (a * (Rank() + 1.)).sum();
+  reducer.PrepareForBackward({one});
+  reducer.PrepareForBackward({two});
+  ExpectError([&] { one.backward(); }, {"first"});
+  ExpectError([&] { two.backward(); }, {"the last averaged backward threw"});
+  ExpectError([&] { reducer.PrepareForAccumulation({}); }, {"did not come to its end"});
+  // One that was not to be averaged is forgotten.
+  at::Tensor again = a * 2;
+  again.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("second"); });
+  const at::Tensor local = again.sum(), three = (a * (Rank() + 1.)).sum();
+  reducer.PrepareForAccumulation({local});
+  reducer.PrepareForBackward({three});
+  ExpectError([&] { local.backward(); }, {"second"});
+  a.mutable_grad().reset();
+  three.backward();
+  EXPECT_TRUE(at::allclose(a.grad(), Average([](int r) { return at::full({3}, r + 1.); })));
+}
+
+TEST(BucketedReducer, OneBackwardThroughAveragedAndAccumulatedForwards) {
+  for (const bool averaged_first : {true, false}) {
+    at::Tensor a = Leaf(at::ones({3})), b = Leaf(at::ones({2}));
+    BucketedReducer reducer({{"a", a}, {"b", b}}, Group());
+    const at::Tensor one = (a * (Rank() + 1.)).sum(), two = (b * (Rank() + 1.)).sum();
+    if (averaged_first) reducer.PrepareForBackward({one});
+    reducer.PrepareForAccumulation({two});
+    if (!averaged_first) reducer.PrepareForBackward({one});
+    (one + two).backward();
+    EXPECT_TRUE(at::allclose(a.grad(), Average([](int r) { return at::full({3}, r + 1.); })));
+    EXPECT_TRUE(at::allclose(b.grad(), Average([](int r) { return at::full({2}, r + 1.); })));
+  }
+}
+
+TEST(BucketedReducer, ARankMayUseNothingAtAll) {
+  at::Tensor a = Leaf(at::ones({3})), x = Leaf(at::ones({3}));
+  BucketedReducerOptions options;
+  options.find_unused_parameters = true;
+  BucketedReducer reducer({{"a", a}}, Group(), options);
+  for (int step = 0; step < 4; ++step) {
+    a.mutable_grad().reset();
+    const bool uses = step != 1 || Rank() != 0;
+    const at::Tensor out = uses ? (a * (step + 1.)).sum() : (x * 1).sum();
+    reducer.PrepareForBackward({out});
+    out.backward();
+    if (World() == 1) continue;
+    EXPECT_TRUE(at::allclose(a.grad(), at::full({3}, step == 1 ? 2. * (World() - 1) / World() : step + 1.))) << step;
+  }
+}
+
+/// Throws once, on one rank.
+class ThrowingHook : public c10d::CommHookInterface {
+ public:
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    if (++calls == 2 && Rank() == World() - 1) throw std::runtime_error("out of luck");
+    return good.runHook(bucket);
+  }
+  at::Tensor parseHookResult(const c10::IValue& result) override { return good.parseHookResult(result); }
+  AllReduceHook good{Group()};
+  int calls = 0;
+};
+
+TEST(BucketedReducer, AHookThatThrowsOnOneRankEndsTheStepOnAll) {
+  if (World() == 1) return;
+  at::Tensor a = Leaf(at::ones({3}));
+  BucketedReducerOptions options;
+  options.hook = std::make_shared<ThrowingHook>();
+  BucketedReducer reducer({{"a", a}}, Group(), options);
+  const auto step = [&] {
+    const at::Tensor out = a.sum();
+    reducer.PrepareForBackward({out});
+    out.backward();
+  };
+  step();
+  ExpectError(step, {Rank() == World() - 1 ? "out of luck" : "did not come to its end"});
+  if (Rank() == World() - 1) ExpectError([&] { reducer.PrepareForBackward({}); }, {"did not come to its end"});
+  a.mutable_grad().reset();
+  step();
+  EXPECT_TRUE(at::allclose(a.grad(), at::ones({3})));
+}
+
 // Frozen parameters.
 
 TEST(BucketedReducer, ParametersMayBeFrozenAndUnfrozenAlike) {
@@ -257,6 +361,70 @@ TEST(BucketedReducer, FreezingOnOneRankIsAnErrorThatNamesTheParameter) {
   step();
 }
 
+TEST(BucketedReducer, EverythingMayBeFrozenForAWhile) {
+  torch::nn::Linear g(2, 2), d(2, 1);
+  DistributedDataParallel generator(g, Group()), critic(d, Group());
+  const at::Tensor z = at::full({1, 2}, Rank() + 1.);
+  for (int i = 0; i < 3; ++i) {
+    g->zero_grad();
+    d->zero_grad();
+    for (auto& p : d->parameters()) p.requires_grad_(false);
+    critic.forward(generator.forward(z)).sum().backward();
+    EXPECT_FALSE(d->weight.grad().defined());
+    for (auto& p : d->parameters()) p.requires_grad_(true);
+    critic.forward(z).sum().backward();
+    EXPECT_TRUE(at::allclose(d->weight.grad(), Average([](int r) { return at::full({1, 2}, r + 1.); })));
+    EXPECT_TRUE(at::allclose(g->bias.grad(), d->weight.detach()[0]));
+  }
+}
+
+TEST(BucketedReducer, FreezingForgetsNothingThatWasUsedBefore) {
+  at::Tensor a = Leaf(at::ones({2})), b = Leaf(at::ones({2})), c = Leaf(at::ones({2}));
+  BucketedReducerOptions options;
+  options.find_unused_parameters = true;
+  BucketedReducer reducer({{"a", a}, {"b", b}, {"c", c}}, Group(), options);
+  const auto run = [&](const at::Tensor& out, bool average) {
+    average ? reducer.PrepareForBackward({out}) : reducer.PrepareForAccumulation({out});
+    out.backward();
+  };
+  run((a + b + c).sum(), true);
+  for (auto* p : {&a, &b, &c}) p->mutable_grad().reset();
+  run(((a + b) * (Rank() + 1.)).sum(), false);
+  c.requires_grad_(false);
+  run(a.sum(), true);
+  EXPECT_TRUE(at::allclose(b.grad(), Average([](int r) { return at::full({2}, r + 1.); })));
+  c.requires_grad_(true);
+  c.mutable_grad() = at::full({2}, Rank() + 1.);  // accumulated before any averaged forward
+  run(a.sum(), true);
+  EXPECT_TRUE(at::allclose(c.grad(), Average([](int r) { return at::full({2}, r + 1.); })));
+}
+
+TEST(BucketedReducer, AHookIsNotAskedWhenParametersAreFrozen) {
+  if (World() == 1) return;
+  at::Tensor a = Leaf(at::ones({3})), b = Leaf(at::ones({3}));
+  BucketedReducerOptions options;
+  const auto hook = std::make_shared<RankHook>();
+  options.hook = hook;
+  BucketedReducer reducer({{"a", a}, {"b", b}}, Group(), options);
+  for (int step = 0; step < 3; ++step) {
+    if (step == 2) b.requires_grad_(false);
+    const at::Tensor out = (a + b).sum();
+    reducer.PrepareForBackward({out});
+    out.backward();
+  }
+  EXPECT_EQ(hook->buckets.size(), 3u);
+  if (Rank() == 1) a.requires_grad_(false);
+  ExpectError([&] { reducer.PrepareForBackward({}); }, {"parameter a needs a gradient"});
+}
+
+TEST(BucketedReducer, AConversionAfterWrappingIsNoticed) {
+  if (World() == 1) return;
+  torch::nn::Linear model(3, 2);
+  DistributedDataParallel ddp(model, Group());
+  model->to(at::kDouble);
+  ExpectError([&] { ddp.forward(at::ones({1, 3}, at::kDouble)); }, {"weight", "another dtype or device"});
+}
+
 // Parameters and gradients of every kind.
 
 TEST(BucketedReducer, RefusesASecondReducer) {
@@ -292,6 +460,24 @@ TEST(BucketedReducer, SparseGradients) {
     return embedding->weight.detach().clone();
   };
   EXPECT_TRUE(at::allclose(run(true), run(false), 1e-5, 1e-6));
+}
+
+TEST(BucketedReducer, ARankMayHaveNoSparseGradient) {
+  for (const bool weighted : {false, true}) {
+    at::Tensor w = Leaf(at::ones({5, 3})), b = Leaf(at::ones({2}));
+    BucketedReducerOptions options;
+    options.find_unused_parameters = !weighted;
+    BucketedReducer reducer({{"w", w, /*sparse=*/true}, {"b", b}}, Group(), options);
+    const bool leaves = Rank() == World() - 1 && World() > 1;
+    at::Tensor out = b.sum();
+    if (weighted) reducer.SetWeight(leaves ? 0. : 1.);
+    if (weighted || !leaves) out = out + at::embedding(w, at::tensor({1, 2}, at::kLong), -1, false, true).sum();
+    reducer.PrepareForBackward({out});
+    out.backward();
+    const double expected = World() == 1 ? 1 : weighted ? World() - 1. : (World() - 1.) / World();
+    EXPECT_TRUE(at::allclose(w.grad().to_dense()[1], at::full({3}, expected)));
+    EXPECT_TRUE(at::allclose(w.grad().to_dense()[0], at::zeros({3})));
+  }
 }
 
 TEST(BucketedReducer, ASparseGradientThatNobodyAnnouncedIsAnError) {
@@ -479,6 +665,47 @@ TEST(BucketedReducer, ABackwardThatThrowsLeavesTheAllocatorAlone) {
   EXPECT_NE(one.data_ptr(), two.data_ptr());
 }
 
+TEST(BucketedReducer, AGradientThatSharesItsMemoryIsCopied) {
+  // The gradient of `position` is a view of one that autograd still needs for `token`.
+  at::Tensor position = Leaf(at::zeros({128, 256})), token = Leaf(at::zeros({128, 256}));
+  BucketedReducer reducer({{"token", token}, {"position", position}}, Group());
+  for (int step = 0; step < 3; ++step) {
+    position.mutable_grad().reset();
+    token.mutable_grad().reset();
+    reducer.SetWeight(1);  // in place, so that sharing would show
+    const at::Tensor z = at::tanh(token).unsqueeze(0), y = z + position.unsqueeze(0), out = (y * (Rank() + 1.)).sum();
+    reducer.PrepareForBackward({out});
+    out.backward();
+    const double sum = World() * (World() + 1) / 2.;
+    EXPECT_TRUE(at::allclose(position.grad(), at::full({128, 256}, sum)));
+    EXPECT_TRUE(at::allclose(token.grad(), at::full({128, 256}, sum)));
+  }
+}
+
+TEST(BucketedReducer, GradientsThatAUserHasPutThereAreTakenAsTheyAre) {
+  at::Tensor w = Leaf(at::ones({200, 100})), v = Leaf(at::ones({200, 100}));
+  const at::Tensor c = at::rand({100, 200}).t();
+  BucketedReducer reducer({{"w", w}, {"v", v}}, Group());
+  at::Tensor out = (w * c).sum() + v.sum();
+  reducer.PrepareForBackward({out});
+  w.mutable_grad() = torch::autograd::grad({out}, {w}, {}, true)[0];  // with other strides
+  out.backward();
+  EXPECT_TRUE(at::allclose(w.grad(), Average([&](int) { return 2 * c; }), 1e-4) || World() > 1);
+  for (int step = 0; step < 2; ++step) {
+    w.mutable_grad() = at::full({200, 100}, 5.);
+    v.mutable_grad() = at::full({200, 100}, 7.);
+    out = 2 * w.sum() + 3 * v.sum();
+    reducer.PrepareForBackward({out});
+    out.backward();
+    std::swap(w.mutable_grad(), v.mutable_grad());
+    out = 2 * w.sum() + 3 * v.sum();
+    reducer.PrepareForBackward({out});
+    out.backward();
+    EXPECT_TRUE(at::allclose(w.grad(), at::full({200, 100}, 12.)));
+    EXPECT_TRUE(at::allclose(v.grad(), at::full({200, 100}, 10.)));
+  }
+}
+
 // Static graphs and checkpoints.
 
 TEST(BucketedReducer, StaticGraphLeavesOutWhatIsNeverUsed) {
@@ -598,25 +825,6 @@ TEST(BucketedReducer, WeightedBySamplesEqualsOneProcess) {
 }
 
 // Hooks.
-
-/// Every rank's gradients times the rank's number, summed, in fresh memory.
-class RankHook : public c10d::CommHookInterface {
- public:
-  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
-    buckets.push_back(bucket.getIndex());
-    gradients = bucket.getGradients().size();
-    last = bucket.isLast();
-    at::Tensor result = bucket.getBuffer() * (GetRank(Group()) + 1);
-    AllReduce(result, Group());
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-    future->markCompleted(result);
-    return future;
-  }
-  at::Tensor parseHookResult(const c10::IValue& result) override { return result.toTensor(); }
-  std::vector<size_t> buckets;
-  size_t gradients = 0;
-  bool last = false;
-};
 
 TEST(BucketedReducer, CallsAUsersHook) {
   if (World() == 1) return;

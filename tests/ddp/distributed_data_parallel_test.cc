@@ -367,6 +367,12 @@ TEST(DistributedDataParallel, RefusesTwoTypesOfDevice) {
               {"two types of device", "0.weight on cpu", "1.meta on meta"});
 }
 
+TEST(DistributedDataParallel, RefusesAnExpandedParameter) {
+  torch::nn::Linear model(2, 2);
+  model->weight.set_data(at::ones({1, 2}).expand({2, 2}));
+  ExpectError([&] { DistributedDataParallel ddp(model, Group()); }, {"weight is expanded"});
+}
+
 TEST(DistributedDataParallel, RefusesNothing) {
   ExpectError([] { DistributedDataParallel<VoidImpl> ddp(std::shared_ptr<VoidImpl>(), Group()); }, {"null"});
 }
@@ -381,6 +387,11 @@ TEST(DistributedDataParallel, ChecksThatParametersAreStillEqual) {
     if (GetRank(Group()) == 1) model->b->bias[0] = std::nextafter(model->b->bias[0].item<float>(), 10.f);
   }
   ExpectError([&] { ddp.CheckParametersEqual(); }, {"b.bias on rank 1"});
+  const double sign = GetRank(Group()) == 1 ? -1 : 1;  // differences that would cancel in a sum
+  for (const at::Tensor& t : {at::tensor({1., sign}, at::kDouble), at::tensor({sign, sign, -sign}),
+                              at::tensor({0., 0. * sign}, at::kDouble)}) {
+    ExpectError([&] { CheckParametersEqual({{"t", t}}, Group()); }, {"t on rank 1"});
+  }
   for (const auto dtype : {at::kDouble, at::kHalf, at::kBFloat16, at::kComplexFloat, at::kLong, at::kByte}) {
     const at::Tensor t = at::ones({2, 3}, dtype).t();
     CheckParametersEqual({{"t", t}}, Group());

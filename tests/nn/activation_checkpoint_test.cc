@@ -76,7 +76,8 @@ TEST(ActivationCheckpoint, RestoresAutocast) {
     };
   };
   // Without checkpoints the sum of both uses is rounded to bfloat16.
-  const auto plain = Gradients(linear, x, under_autocast(false)), checkpointed = Gradients(linear, x, under_autocast(true));
+  const auto plain = Gradients(linear, x, under_autocast(false)),
+             checkpointed = Gradients(linear, x, under_autocast(true));
   for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::allclose(plain[i], checkpointed[i], 2e-2, 2e-2)) << i;
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
 }
@@ -86,11 +87,12 @@ TEST(ActivationCheckpoint, TakesAndGivesListsWithGapsAndIntegers) {
   const auto out = nn::ActivationCheckpoint(
       [](const std::vector<at::Tensor>& in) {
         EXPECT_FALSE(in[1].defined());
-        return std::vector<at::Tensor>{in[0] * in[2], in[2] + 1, in[0] * 5};
+        return std::vector<at::Tensor>{in[0] * in[2], in[2] + 1, at::Tensor(), in[0] * 5};
       },
       {x, at::Tensor(), at::full({2}, 3, at::kLong)});
-  ASSERT_EQ(out.size(), 3u);
+  ASSERT_EQ(out.size(), 4u);
   EXPECT_FALSE(out[1].requires_grad());
+  EXPECT_FALSE(out[2].defined());
   out[0].sum().backward();  // the last one gets no gradient
   EXPECT_TRUE(x.grad().equal(at::full({2}, 3.)));
 }

@@ -225,6 +225,40 @@ TEST(TrainerJoin, RanksMayHaveDifferentNumbersOfBatches) {
   }
 }
 
+TEST(TrainerJoin, APenaltyOnParametersOfAShadowCountsForNothing) {
+  for (const bool weighted : {false, true}) {
+    for (const size_t accumulate : {1, 2}) {
+      TrainingRun s(std::vector<int64_t>(2 + Rank(), 4));
+      s.pieces.joinables = {s.ddp.get()};
+      s.options.gradients.accumulate = accumulate;
+      s.options.gradients.weight_by_samples = weighted;
+      const auto plain = s.pieces.eval_step;
+      s.pieces.train_step = [&](at::Tensor& x) {
+        StepOutput output = plain(x);
+        output.loss = output.loss + s.layer->weight.square().sum();
+        return output;
+      };
+      ASSERT_TRUE(s.Fit().ok());
+      const size_t longest = 1 + World();
+      std::vector<std::function<at::Tensor(torch::nn::LinearImpl&)>> losses;
+      for (size_t from = 0; from < longest; from += accumulate) {
+        losses.push_back([=](auto& layer) {
+          const size_t to = std::min(from + accumulate, longest);
+          at::Tensor sum = at::zeros({}, at::kDouble);
+          int64_t batches = 0;
+          for (int rank = 0; rank < World(); ++rank) {
+            for (size_t i = from; i < std::min<size_t>(to, 2 + rank); ++i, ++batches) {
+              sum = sum + Loss(layer, Batches::Make(rank, i, 4)) + layer.weight.square().sum();
+            }
+          }
+          return sum / (weighted ? batches : World() * static_cast<int64_t>(to - from));
+        });
+      }
+      ExpectEqual(s.layer, Reference(losses));
+    }
+  }
+}
+
 TEST(TrainerJoin, ARankWithoutAnyBatchIsAnErrorOnAll) {
   if (World() == 1) return;
   TrainingRun s(std::vector<int64_t>(Rank() == 1 ? 0 : 3, 4));
