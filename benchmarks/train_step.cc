@@ -140,7 +140,8 @@ int main(int argc, char** argv) {
     for (int i = 0; i < 5; ++i) subject.step();
   }
   for (int block = 0; block < blocks; ++block) {
-    for (Subject& subject : subjects) {
+    for (size_t turn = 0; turn < subjects.size(); ++turn) {
+      Subject& subject = subjects[(turn + block) % subjects.size()];  // who comes after whom changes
       Barrier(any);
       subject.step();
       std::vector<double> each;
