@@ -99,7 +99,6 @@ void BucketedReducer::BuildBuckets(const std::vector<size_t>& order) {
   }
   for (Slot& slot : slots_) slot.bucket = kNoBucket;
   memory_.Clear();
-  for (size_t i = 0; i < slots_.size(); ++i) memory_.SetPlace(i, at::empty({0}));
   std::vector<Bucket> buckets;
   for (auto& members :
        internal::AssignBuckets(tensors, dense, options_.first_bucket_cap_bytes, options_.bucket_cap_bytes)) {
@@ -122,7 +121,8 @@ void BucketedReducer::BuildBuckets(const std::vector<size_t>& order) {
       Slot& slot = slots_[members[m]];
       slot.bucket = buckets.size();
       slot.alias = Alias(bucket.flat, static_cast<int64_t>(bucket.offsets[m]), tensors[members[m]]);
-      memory_.SetPlace(members[m], slot.alias);
+      slot.lends = slot.alias.nbytes() >= internal::GradientMemory::kLeastBytes;
+      if (slot.lends) memory_.SetPlace(members[m], slot.alias);
       at::Tensor& grad = tensors[members[m]].mutable_grad();
       if (!grad.defined() || grad.is_sparse()) continue;
       slot.alias.copy_(grad);
@@ -150,8 +150,8 @@ void BucketedReducer::MoveBucket(size_t index) {
     Slot& slot = slots_[bucket.slots[m]];
     const at::Tensor before = slot.alias;
     slot.alias = Alias(bucket.flat, static_cast<int64_t>(bucket.offsets[m]), before);
+    if (slot.lends) memory_.SetPlace(bucket.slots[m], slot.alias);
     slot.lends = false;
-    memory_.SetPlace(bucket.slots[m], slot.alias);
     at::Tensor& grad = parameters_[slot.parameter].parameter.mutable_grad();
     if (!grad.defined() || grad.data_ptr() != before.data_ptr()) continue;
     slot.alias.copy_(grad);
@@ -176,9 +176,10 @@ void BucketedReducer::RebuildBuckets() {
   at::Tensor order = at::tensor(mine, at::kLong);
   Broadcast(order, group_);
   std::vector<size_t> result;
-  for (int64_t i : std::vector<int64_t>(order.data_ptr<int64_t>(), order.data_ptr<int64_t>() + order.numel())) {
+  const int64_t* const of_rank_0 = order.const_data_ptr<int64_t>();
+  for (size_t k = 0; k < slots_.size(); ++k) {
     // With static_graph, what no rank uses is of no concern any more.
-    if (slots_[i].expected >= 0) result.push_back(i);
+    if (slots_[of_rank_0[k]].expected >= 0) result.push_back(of_rank_0[k]);
   }
   BuildBuckets(result);
 }
@@ -354,8 +355,7 @@ void BucketedReducer::OnGradient(size_t index, const at::Tensor& incoming) {
   if (IsLearning()) return;
   TORCH_CHECK(slot.expected > 0, "reducer: static_graph: parameter ", Named(slot).name,
               " got a gradient, which it had not in the first backward; use find_unused_parameters, without "
-              "static_graph, where "
-              "the graph changes");
+              "static_graph, where the graph changes");
   if (first) {
     for (Slot& other : slots_) {
       const bool unreached = options_.find_unused_parameters && !options_.static_graph && reached_.complete &&
@@ -381,7 +381,8 @@ void BucketedReducer::OnGradient(size_t index, const at::Tensor& incoming) {
   }
   if (slot.fired < slot.expected) return;
   // One that was made in the bucket must be nobody else's, since the average will be there in a moment.
-  if (slot.bucket != kNoBucket && memory_.IsOccupied(index) && !IsSoleUser(Named(slot).parameter.grad(), incoming)) {
+  if (slot.bucket != kNoBucket && slot.lends && memory_.IsOccupied(index) &&
+      !IsSoleUser(Named(slot).parameter.grad(), incoming)) {
     MoveBucket(slot.bucket);
   }
   Fill(index);
@@ -390,7 +391,7 @@ void BucketedReducer::OnGradient(size_t index, const at::Tensor& incoming) {
 
 /// Somebody's tensor that was made in this slot's part of the bucket may still be there.
 void BucketedReducer::MakeWritable(size_t index) {
-  if (memory_.IsOccupied(index)) MoveBucket(slots_[index].bucket);
+  if (slots_[index].lends && memory_.IsOccupied(index)) MoveBucket(slots_[index].bucket);
 }
 
 void BucketedReducer::Fill(size_t index) {
@@ -398,7 +399,7 @@ void BucketedReducer::Fill(size_t index) {
   if (slot.bucket == kNoBucket) return;
   const at::NoGradGuard no_grad;
   at::Tensor& grad = parameters_[slot.parameter].parameter.mutable_grad();
-  memory_.Want(index, false);
+  if (slot.lends) memory_.Want(index, false);
   bool in_place = grad.data_ptr() == slot.alias.data_ptr() && grad.numel() > 0;
   if (in_place && grad.strides() != slot.alias.strides()) {  // a user's own
     grad = grad.clone();
@@ -430,7 +431,7 @@ void BucketedReducer::MarkUnused(size_t index) {
     if (!slot.used) slot.kept = grad.clone();
     Fill(index);
   } else if (slot.bucket != kNoBucket) {
-    memory_.Want(index, false);
+    if (slot.lends) memory_.Want(index, false);
     MakeWritable(index);
     slot.alias.zero_();
   }
@@ -438,10 +439,7 @@ void BucketedReducer::MarkUnused(size_t index) {
 }
 
 void BucketedReducer::LaunchReadyBuckets() {
-  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) {
-    Launch(next_bucket_);
-    ++next_bucket_;  // not when a hook throws: what it has not sent is still to be sent
-  }
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) Launch(next_bucket_);
 }
 
 void BucketedReducer::Launch(size_t index) {
@@ -460,15 +458,16 @@ void BucketedReducer::Launch(size_t index) {
     bucket.hook_result = options_.hook->runHook(argument);
     TORCH_CHECK(bucket.hook_result, "reducer: the communication hook returned no future");
     DoneTimes::Watch(done_times_, index, *bucket.hook_result);
-    return;
+  } else {
+    const bool reports = report_in_bucket_ && index + 1 == buckets_.size();
+    std::vector<at::Tensor> tensors = {AsReal(reports ? bucket.flat : bucket.gradients)};
+    // Our own backend divides while it adds, in float for half types, which costs nothing.
+    c10d::AllreduceOptions how;
+    how.reduceOp = averages_ ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
+    bucket.work = group_->allreduce(tensors, how);
+    if (const auto future = bucket.work->getFuture()) DoneTimes::Watch(done_times_, index, *future);
   }
-  const bool reports = report_in_bucket_ && index + 1 == buckets_.size();
-  std::vector<at::Tensor> tensors = {AsReal(reports ? bucket.flat : bucket.gradients)};
-  // Our own backend divides while it adds, in float for half types, which costs nothing.
-  c10d::AllreduceOptions how;
-  how.reduceOp = averages_ ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
-  bucket.work = group_->allreduce(tensors, how);
-  if (const auto future = bucket.work->getFuture()) DoneTimes::Watch(done_times_, index, *future);
+  next_bucket_ = index + 1;  // not when a hook has thrown: what it has not sent is still to be sent
 }
 
 void BucketedReducer::EndCollectives(bool problem) {
@@ -483,7 +482,6 @@ void BucketedReducer::EndCollectives(bool problem) {
       slots_[i].alias.zero_();
     }
     Launch(next_bucket_);
-    ++next_bucket_;
   }
   if (report_in_bucket_) return;
   std::vector<at::Tensor> tensors = {report_};

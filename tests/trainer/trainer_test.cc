@@ -1,4 +1,5 @@
 #include "lockstep/trainer/trainer.h"
+#include "never_stop.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -43,15 +44,6 @@ std::string Folder() {
   }
   return AllGatherString(mine, Group())[0];
 }
-
-/// Never stops.
-class NeverStop : public StopCriterion {
- public:
-  absl::StatusOr<Verdict> Check(const std::map<std::string, double>&) override { return Verdict{}; }
-  int counter() const override { return 0; }
-  std::map<std::string, double> state() const override { return {}; }
-  absl::Status set_state(const std::map<std::string, double>&) override { return absl::OkStatus(); }
-};
 
 /// Counts what it is told.
 struct Counter : TrainObserver {
