@@ -3,15 +3,53 @@
 #include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
 
+#include <cmath>
+#include <limits>
+
+#include "lockstep/amp/internal/unscale.h"
+
+#include "lockstep/base/logging.h"
+
 namespace lockstep {
+namespace {
+
+void CheckScale(double scale) {
+  TORCH_CHECK(std::isfinite(scale) && scale > 0, "GradScaler: the scale must be over 0 and finite, is ", scale);
+}
+void CheckGrowthFactor(double factor) {
+  TORCH_CHECK(std::isfinite(factor) && factor > 1, "GradScaler: growth_factor must be over 1, is ", factor);
+}
+void CheckBackoffFactor(double factor) {
+  TORCH_CHECK(factor > 0 && factor < 1, "GradScaler: backoff_factor must be between 0 and 1, is ", factor);
+}
+void CheckGrowthInterval(int64_t interval) {
+  TORCH_CHECK(interval >= 1 && interval <= std::numeric_limits<int32_t>::max(),
+              "GradScaler: growth_interval must be at least 1, is ", interval);
+}
+
+}  // namespace
 
 GradScaler::GradScaler(GradScalerOptions options) : options_(std::move(options)), init_scale_(options_.init_scale) {
   if (!options_.enabled) return;
-  TORCH_CHECK(options_.growth_factor > 1, "GradScaler: growth_factor must be over 1, is ", options_.growth_factor);
-  TORCH_CHECK(options_.backoff_factor > 0 && options_.backoff_factor < 1,
-              "GradScaler: backoff_factor must be between 0 and 1, is ", options_.backoff_factor);
-  TORCH_CHECK(options_.growth_interval >= 1, "GradScaler: growth_interval must be at least 1, is ",
-              options_.growth_interval);
+  CheckScale(options_.init_scale);
+  CheckGrowthFactor(options_.growth_factor);
+  CheckBackoffFactor(options_.backoff_factor);
+  CheckGrowthInterval(options_.growth_interval);
+}
+
+void GradScaler::set_growth_factor(double factor) {
+  CheckGrowthFactor(factor);
+  options_.growth_factor = factor;
+}
+
+void GradScaler::set_backoff_factor(double factor) {
+  CheckBackoffFactor(factor);
+  options_.backoff_factor = factor;
+}
+
+void GradScaler::set_growth_interval(int64_t interval) {
+  CheckGrowthInterval(interval);
+  options_.growth_interval = interval;
 }
 
 void GradScaler::Initialize(const at::Device& device) {
@@ -33,25 +71,18 @@ GradScaler::PerOptimizer& GradScaler::UnscaleOnce(torch::optim::Optimizer& optim
   const at::NoGradGuard no_grad;
   // The reciprocal in double, as in Python: 1 / scale in float may be subnormal.
   const at::Tensor inv_scale = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
-  std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>> by_kind;
-  for (auto& group : optimizer.param_groups()) {
-    for (auto& parameter : group.params()) {
-      at::Tensor grad = parameter.grad();
-      if (!grad.defined()) continue;
-      TORCH_CHECK(grad.scalar_type() != at::kHalf,
-                  "GradScaler: a gradient is in float16; keep parameters in float32 and use autocast");
-      if (grad.is_sparse()) grad = grad._values();
-      by_kind[{grad.device().str(), grad.scalar_type()}].push_back(grad);
+  at::Tensor found_inf = at::zeros({}, scale_.options());
+  for (auto& gradients : internal::GradientsByKind(optimizer, "GradScaler")) {
+    const auto device = gradients.front().device();
+    if (device == scale_.device()) {
+      at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inv_scale);
+      continue;
     }
+    at::Tensor found = at::zeros({}, found_inf.options().device(device));
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found, inv_scale.to(device, /*non_blocking=*/true));
+    found_inf += found.to(scale_.device(), /*non_blocking=*/device.is_cuda() && scale_.is_cuda());
   }
-  mine.found_inf = at::zeros({1}, scale_.options());
-  for (auto& [kind, grads] : by_kind) {
-    const auto device = grads.front().device();
-    at::Tensor found = at::zeros({1}, scale_.options().device(device));
-    at::_amp_foreach_non_finite_check_and_unscale_(grads, found, inv_scale.to(device));
-    mine.found_inf += found.to(scale_.device());
-  }
-  AllReduce(mine.found_inf, options_.group, c10d::ReduceOp::MAX);
+  mine.found_inf = found_inf;
   mine.stage = Stage::kUnscaled;
   return mine;
 }
@@ -59,45 +90,88 @@ GradScaler::PerOptimizer& GradScaler::UnscaleOnce(torch::optim::Optimizer& optim
 void GradScaler::Unscale(torch::optim::Optimizer& optimizer) {
   if (!options_.enabled) return;
   const Stage stage = optimizers_[&optimizer].stage;
-  TORCH_CHECK(stage != Stage::kUnscaled,
-              "GradScaler: Unscale was already called on this optimizer since the last Update");
-  TORCH_CHECK(stage != Stage::kStepped, "GradScaler: Unscale is called after Step");
+  TORCH_CHECK(stage != Stage::kUnscaled, "GradScaler: Unscale was already called since the last Update on ",
+              internal::Describe(optimizer));
+  TORCH_CHECK(stage != Stage::kStepped, "GradScaler: Unscale is called after Step on ", internal::Describe(optimizer));
   UnscaleOnce(optimizer);
 }
 
-bool GradScaler::Step(torch::optim::Optimizer& optimizer) {
+void GradScaler::AddFoundInf(torch::optim::Optimizer& optimizer, const at::Tensor& found_inf) {
+  if (!options_.enabled) return;
+  auto& mine = optimizers_[&optimizer];
+  TORCH_CHECK(mine.stage == Stage::kUnscaled, "GradScaler: AddFoundInf belongs between Unscale and Step, for ",
+              internal::Describe(optimizer));
+  mine.found_inf = mine.found_inf + found_inf.detach().to(mine.found_inf.options()).squeeze();
+}
+
+bool GradScaler::Step(torch::optim::Optimizer& optimizer, torch::optim::Optimizer::LossClosure closure) {
   if (!options_.enabled) {
-    optimizer.step();
+    optimizer.step(std::move(closure));
     return true;
   }
+  internal::RefuseClosure(optimizer, static_cast<bool>(closure), "GradScaler");
   TORCH_CHECK(optimizers_[&optimizer].stage != Stage::kStepped,
-              "GradScaler: Step was already called on this optimizer since the last Update");
+              "GradScaler: Step was already called since the last Update on ", internal::Describe(optimizer));
   auto& mine = UnscaleOnce(optimizer);
+  AllReduce(mine.found_inf, options_.group, c10d::ReduceOp::MAX);
+  mine.agreed = true;
   mine.stage = Stage::kStepped;
   const bool finite = mine.found_inf.item<float>() == 0;
   if (finite) optimizer.step();
+  skipped_ = skipped_ || !finite;
   return finite;
 }
 
 void GradScaler::Update() {
   if (!options_.enabled) return;
   at::Tensor found_inf;
+  bool agreed = true;
   for (auto& [optimizer, mine] : optimizers_) {
     if (mine.stage == Stage::kReady) continue;
     found_inf = found_inf.defined() ? found_inf + mine.found_inf : mine.found_inf;
+    agreed = agreed && mine.agreed;
   }
   TORCH_CHECK(found_inf.defined(), "GradScaler: Update without an Unscale or Step since the last one");
   const at::NoGradGuard no_grad;
+  if (!agreed) AllReduce(found_inf, options_.group, c10d::ReduceOp::MAX);
   at::_amp_update_scale_(scale_, growth_tracker_, found_inf, options_.growth_factor, options_.backoff_factor,
                          options_.growth_interval);
   optimizers_.clear();
+  if (skipped_ && !warned_) WarnOfSmallScale();
+  skipped_ = false;
+}
+
+void GradScaler::WarnOfSmallScale() {
+  constexpr double kSmall = 1e-4;
+  const double now = scale();
+  if (now >= kSmall) return;
+  warned_ = true;
+  if (GetRank(options_.group) != 0) return;
+  LOG(WARNING)
+      << "GradScaler: after many skipped steps the loss scale is " << now
+      << ". That is no overflow any more: gradients are infinite or not a number at any scale. Usual causes: "
+         "such a number in the data or the loss (a logarithm or division of zero), a learning rate that is too "
+         "high, or weights that were trained in bfloat16 and don't fit into float16";
 }
 
 void GradScaler::Update(double new_scale) {
   if (!options_.enabled) return;
+  CheckScale(new_scale);
   init_scale_ = new_scale;
   if (scale_.defined()) scale_.fill_(new_scale);
   optimizers_.clear();
+  skipped_ = false;
+}
+
+void GradScaler::Update(const at::Tensor& new_scale) {
+  if (!options_.enabled) return;
+  TORCH_CHECK(new_scale.numel() == 1 && new_scale.is_floating_point() && !new_scale.requires_grad(),
+              "GradScaler: a new scale is one floating-point number that needs no gradient");
+  const at::NoGradGuard no_grad;
+  Initialize(new_scale.device());
+  scale_.copy_(new_scale.squeeze(), /*non_blocking=*/true);
+  optimizers_.clear();
+  skipped_ = false;
 }
 
 double GradScaler::scale() const {
@@ -119,17 +193,27 @@ absl::Status GradScaler::set_state(const std::map<std::string, double>& state) {
   if (state.empty()) {
     return absl::InvalidArgumentError("GradScaler: the state is empty; it was saved by a scaler that was not enabled");
   }
-  // The least and the most that each may be.
-  const std::map<std::string, std::pair<double, double>> ranges = {{"scale", {0, 3.4e38}},
-                                                                   {"growth_factor", {1, 1e9}},
-                                                                   {"backoff_factor", {0, 1}},
-                                                                   {"growth_interval", {1, 2147483647}},
-                                                                   {"_growth_tracker", {0, 2147483647}}};
-  for (const auto& [key, range] : ranges) {
+  constexpr double kMaxInt = std::numeric_limits<int32_t>::max();
+  const std::map<std::string, bool (*)(double)> valid = {
+      {"scale", [](double v) { return v > 0 && v <= std::numeric_limits<float>::max(); }},
+      {"growth_factor", [](double v) { return v > 1 && std::isfinite(v); }},
+      {"backoff_factor", [](double v) { return v > 0 && v < 1; }},
+      {"growth_interval", [](double v) { return v >= 1 && v <= kMaxInt && v == std::floor(v); }},
+      {"_growth_tracker", [](double v) { return v >= 0 && v <= kMaxInt && v == std::floor(v); }}};
+  for (const auto& [key, is_valid] : valid) {
     const auto found = state.find(key);
-    if (found == state.end()) return absl::InvalidArgumentError("GradScaler: the state has no '" + key + "'");
-    if (!(found->second >= range.first && found->second <= range.second)) {
-      return absl::InvalidArgumentError("GradScaler: '" + key + "' of the state is out of range");
+    if (found == state.end()) {
+      return absl::InvalidArgumentError("GradScaler: the state has no '" + key + "'; it is of another kind or version");
+    }
+    if (!is_valid(found->second)) {
+      return absl::InvalidArgumentError("GradScaler: '" + key +
+                                        "' of the state is out of range: " + std::to_string(found->second));
+    }
+  }
+  for (const auto& [key, value] : state) {
+    if (valid.count(key) == 0) {
+      return absl::InvalidArgumentError("GradScaler: the state has an unknown '" + key +
+                                        "'; it is of another kind or version");
     }
   }
   init_scale_ = state.at("scale");

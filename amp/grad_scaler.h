@@ -1,5 +1,7 @@
 #pragma once
 
+#include <map>
+#include <string>
 #include <unordered_map>
 
 #include "lockstep/amp/loss_scaler.h"
@@ -13,33 +15,50 @@ struct GradScalerOptions {
   double backoff_factor = 0.5;
   int64_t growth_interval = 2000;
   bool enabled = true;
-  /// An overflow on one rank of the group skips the step on all, so that scales never drift apart. Unscale, or Step
-  /// where there was no Unscale, is then collective. Null: this process alone.
+  /// An overflow on one rank of the group skips the step on all, whether or not gradients are averaged, so that scales
+  /// never drift apart. Step is then collective, and so is an Update of what was unscaled but not stepped. Null: this
+  /// process alone.
   ProcessGroupPtr group;
 };
 
 /// Dynamic loss scaling, with the numbers of Python's `torch.amp.GradScaler` (Micikevicius et al., arXiv:1710.03740):
 /// a step with an infinite or NaN gradient is skipped and the scale multiplied by `backoff_factor`; after
-/// `growth_interval` good steps in a row it is multiplied by `growth_factor`. Not thread-safe.
+/// `growth_interval` good steps in a row it is multiplied by `growth_factor`. Any number of losses, optimizers and
+/// devices; one Update for all. Only Step waits for the device, once. An optimizer without any gradient is stepped, so
+/// that a rank which has none follows the others. Not thread-safe.
 class GradScaler : public LossScaler {
  public:
-  /// Throws c10::Error for factors out of range: growth must be over 1, backoff below 1, interval at least 1.
+  /// Throws c10::Error for options out of range: the initial scale must be over 0 and finite, growth over 1, backoff
+  /// between 0 and 1, the interval at least 1.
   explicit GradScaler(GradScalerOptions options = {});
 
+  using LossScaler::Scale;
   at::Tensor Scale(const at::Tensor& loss) override;
-  /// Throws when called twice since the last Update, or after Step, or for half-precision gradients.
+  /// Throws when called twice since the last Update, or after Step, before any Scale, or for half-precision gradients.
   void Unscale(torch::optim::Optimizer& optimizer) override;
-  /// Throws when called twice since the last Update.
-  bool Step(torch::optim::Optimizer& optimizer) override;
-  /// Throws when no Unscale or Step came before it.
+  void AddFoundInf(torch::optim::Optimizer& optimizer, const at::Tensor& found_inf) override;
+  /// Throws when called twice since the last Update, as Unscale, and for an optimizer with a closure.
+  bool Step(torch::optim::Optimizer& optimizer, torch::optim::Optimizer::LossClosure closure = nullptr) override;
+  /// Throws when no Unscale or Step came before it. Warns, once, of a scale that has become very small.
   void Update() override;
-  /// Sets the scale; what was unscaled is forgotten.
+  /// Sets the scale instead; what was unscaled is forgotten. Throws unless it is over 0 and finite.
   void Update(double new_scale);
+  /// The same from a tensor with one element, without waiting for its device and so without looking at the value.
+  void Update(const at::Tensor& new_scale);
 
   double scale() const override;
   bool dynamic() const override { return options_.enabled; }
-  /// Keys of Python's state_dict: scale, growth_factor, backoff_factor, growth_interval, _growth_tracker.
+  ProcessGroupPtr group() const override { return options_.group; }
+  const GradScalerOptions& options() const { return options_; }
+  /// As the constructor checks them; from the next Update on.
+  void set_growth_factor(double factor);
+  void set_backoff_factor(double factor);
+  void set_growth_interval(int64_t interval);
+
+  /// Keys of Python's state_dict: scale, growth_factor, backoff_factor, growth_interval, _growth_tracker. Nothing when
+  /// not enabled.
   std::map<std::string, double> state() const override;
+  /// InvalidArgument also for keys that are missing or not known, as in a state of another version.
   absl::Status set_state(const std::map<std::string, double>& state) override;
 
  private:
@@ -47,10 +66,12 @@ class GradScaler : public LossScaler {
   struct PerOptimizer {
     Stage stage = Stage::kReady;
     at::Tensor found_inf;  // float scalar, more than 0 if any gradient was not finite
+    bool agreed = false;   // it is that of all ranks
   };
 
   void Initialize(const at::Device& device);
   PerOptimizer& UnscaleOnce(torch::optim::Optimizer& optimizer);
+  void WarnOfSmallScale();
 
   GradScalerOptions options_;
   double init_scale_;
@@ -58,6 +79,8 @@ class GradScaler : public LossScaler {
   at::Tensor scale_;           // float scalar on the losses' device; undefined until first used
   at::Tensor growth_tracker_;  // int32 scalar: good steps in a row
   std::unordered_map<torch::optim::Optimizer*, PerOptimizer> optimizers_;
+  bool skipped_ = false;  // since the last Update
+  bool warned_ = false;
 };
 
 }  // namespace lockstep

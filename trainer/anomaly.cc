@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 
+#include "lockstep/amp/master_weights.h"
 #include "lockstep/base/error_text.h"
 #include "lockstep/comm/agree.h"
 
@@ -44,8 +45,16 @@ AnomalyDetector::AnomalyDetector(torch::optim::Optimizer& optimizer, bool infini
     for (const auto& item : ddp->named_parameters()) names[item.value().unsafeGetTensorImpl()] = item.key();
   }
   size_t index = 0;
+  std::map<const c10::TensorImpl*, at::Tensor> of_model;  // a copy of master weights gets no gradient by itself
+  if (const auto* master = dynamic_cast<const MasterWeights*>(&optimizer)) {
+    for (size_t i = 0; i < master->copies().size(); ++i) {
+      of_model[master->copies()[i].unsafeGetTensorImpl()] = master->half_parameters()[i];
+    }
+  }
   for (auto& group : optimizer.param_groups()) {
-    for (const auto& parameter : group.params()) {
+    for (at::Tensor parameter : group.params()) {
+      const auto model = of_model.find(parameter.unsafeGetTensorImpl());
+      if (model != of_model.end()) parameter = model->second;
       const std::string number = std::to_string(index++) + " of the optimizer";
       if (!parameter.requires_grad()) continue;
       const auto named = names.find(parameter.unsafeGetTensorImpl());

@@ -5,7 +5,11 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cmath>
+
+#include "lockstep/amp/master_weights.h"
+#include "lockstep/amp/scaler_sync.h"
+#include "lockstep/comm/collectives.h"
+#include "lockstep/optim/clip_gradients.h"
 
 namespace lockstep {
 
@@ -14,6 +18,8 @@ GradientStep::GradientStep(torch::optim::Optimizer* optimizer, LossScaler* scale
     : optimizer_(optimizer), scaler_(scaler), ddp_(ddp), options_(options) {
   TORCH_CHECK(options_.accumulate >= 1, "accumulate: a step takes at least one batch");
   TORCH_CHECK(options_.max_grad_norm >= 0, "max_grad_norm: must be at least 0, not ", options_.max_grad_norm);
+  TORCH_CHECK(options_.max_grad_value >= 0, "max_grad_value: must be at least 0, not ", options_.max_grad_value);
+  TORCH_CHECK(options_.grad_norm_type > 0, "grad_norm_type: must be over 0, not ", options_.grad_norm_type);
   if (options_.detect_anomaly) {
     anomalies_ = std::make_unique<AnomalyDetector>(*optimizer, /*infinite_is_anomaly=*/!scaler->dynamic(), ddp);
   }
@@ -21,6 +27,7 @@ GradientStep::GradientStep(torch::optim::Optimizer* optimizer, LossScaler* scale
 
 void GradientStep::Begin() {
   optimizer_->zero_grad();
+  if (auto* master = dynamic_cast<MasterWeights*>(optimizer_)) master->ClearGradients();
   batches_ = counted_ = 0;
   samples_ = 0;
   loss_.reset();
@@ -55,6 +62,7 @@ void GradientStep::Backward(const StepOutput& output, bool last_of_window, bool 
 }
 
 bool GradientStep::Step() {
+  if (auto* master = dynamic_cast<MasterWeights*>(optimizer_)) master->TakeGradients();
   if (options_.weight_by_samples) {
     if (ddp_ == nullptr || !ddp_->group()) {
       ScaleGradients(1.0 / static_cast<double>(std::max<int64_t>(samples_, 1)));
@@ -64,33 +72,38 @@ bool GradientStep::Step() {
   } else if (batches_ < options_.accumulate) {  // cut short
     ScaleGradients(static_cast<double>(options_.accumulate) / static_cast<double>(batches_));
   }
-  if (options_.max_grad_norm > 0) {
-    scaler_->Unscale(*optimizer_);
-    ClipGradients();
-  }
+  ClipGradients();
   const bool stepped = scaler_->Step(*optimizer_);
   scaler_->Update();
   ++steps_;
   if (ddp_ != nullptr && options_.check_parameters_every > 0 && steps_ % options_.check_parameters_every == 0) {
+    CheckScalersEqual(*scaler_, ddp_->group());  // first: parameters differ because of it
     ddp_->CheckParametersEqual();
   }
   return stepped;
 }
 
 void GradientStep::ClipGradients() {
-  const at::NoGradGuard no_grad;
-  at::Tensor square = at::zeros({}, at::kDouble);
+  grad_norm_.reset();
+  if (options_.max_grad_norm == 0 && options_.max_grad_value == 0) return;
+  scaler_->Unscale(*optimizer_);
+  if (options_.max_grad_value > 0) ClipGradientValue(AllParameters(*optimizer_), options_.max_grad_value);
+  if (options_.max_grad_norm == 0) return;
+  grad_norm_ = ClipNorm();
+  scaler_->AddFoundInf(*optimizer_, grad_norm_.isfinite().logical_not());
+}
+
+at::Tensor GradientStep::ClipNorm() {
+  GradientNormOptions options;
+  options.norm_type = options_.grad_norm_type;
+  if (ddp_ != nullptr) options.shard_group = ddp_->reducer().shard_group();
+  if (!options_.clip_each_group) return ClipGradientNorm(AllParameters(*optimizer_), options_.max_grad_norm, options);
+  at::Tensor largest;
   for (const auto& group : optimizer_->param_groups()) {
-    for (const auto& parameter : group.params()) {
-      if (!parameter.grad().defined()) continue;
-      const at::Tensor grad = parameter.grad().is_sparse() ? parameter.grad().coalesce().values() : parameter.grad();
-      square = square.to(grad.device()) + grad.norm().to(at::kDouble).square();
-    }
+    const at::Tensor norm = ClipGradientNorm(group.params(), options_.max_grad_norm, options);
+    largest = largest.defined() ? at::maximum(largest, norm.to(largest.options())) : norm;  // a NaN stays
   }
-  // Where each rank has some of the gradients, over all of them.
-  if (ddp_ != nullptr) AllReduce(square, ddp_->reducer().shard_group());
-  const double norm = std::sqrt(square.item<double>());
-  if (norm > options_.max_grad_norm) ScaleGradients(options_.max_grad_norm / (norm + 1e-6));
+  return largest;
 }
 
 void GradientStep::ScaleGradients(double factor) {

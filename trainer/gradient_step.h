@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "lockstep/amp/loss_scaler.h"
-#include "lockstep/comm/collectives.h"
 #include "lockstep/ddp/distributed_data_parallel_base.h"
 #include "lockstep/trainer/anomaly.h"
 #include "lockstep/trainer/step.h"
@@ -21,14 +20,18 @@ struct GradientStepOptions {
   size_t accumulate = 1;
   /// Every sample of a step weighs the same, on whatever rank and in whatever batch it is; otherwise every batch does.
   bool weight_by_samples = false;
-  double max_grad_norm = 0;  ///< Gradients are scaled down to this norm, over all of them, before each step; 0: not.
+  double max_grad_norm = 0;      ///< Gradients are scaled down to this norm before each step; 0: not.
+  double grad_norm_type = 2;     ///< The p of that norm; infinity: the largest absolute value.
+  bool clip_each_group = false;  ///< The norm is each parameter group's own, not that over all gradients.
+  double max_grad_value = 0;     ///< Each number of the gradients is clamped to ± this before each step; 0: not.
   /// Backward looks for numbers that are not finite and says where they come from; see anomaly.h. Slow.
   bool detect_anomaly = false;
-  /// Steps between checks that all ranks' parameters are still equal; 0: none.
+  /// Steps between checks that all ranks' parameters and loss scales are still equal; 0: none.
   size_t check_parameters_every = 0;
 };
 
-/// From losses to steps of the optimizer. A window is the batches that one step takes.
+/// From losses to steps of the optimizer. A window is the batches that one step takes. The scale is taken out of the
+/// gradients, then they are clipped, by value and then by norm; a norm that is not finite counts as an overflow.
 class GradientStep {
  public:
   /// Nothing is owned. `ddp` may be null: then nothing is communicated here.
@@ -45,12 +48,16 @@ class GradientStep {
   /// the ranks have drifted apart.
   bool Step();
 
+  /// Of the last step's gradients, before they were clipped (of several groups the largest); undefined without
+  /// max_grad_norm.
+  at::Tensor grad_norm() const { return grad_norm_; }
   /// Of the window: the mean of the losses of the batches that count; undefined when there was none.
   at::Tensor loss() const { return counted_ > 0 ? loss_ / static_cast<double>(counted_) : at::Tensor(); }
 
  private:
   void ScaleGradients(double factor);
   void ClipGradients();
+  at::Tensor ClipNorm();
 
   torch::optim::Optimizer* const optimizer_;
   LossScaler* const scaler_;
@@ -58,7 +65,7 @@ class GradientStep {
   const GradientStepOptions options_;
   size_t batches_ = 0, counted_ = 0;
   int64_t samples_ = 0;
-  at::Tensor loss_;
+  at::Tensor loss_, grad_norm_;
   size_t steps_ = 0;
   std::unique_ptr<AnomalyDetector> anomalies_;
 };

@@ -47,6 +47,8 @@ void MetricsLog::OnStepEnd(StepInfo& info) {
   line["loss"] = info.LossValue();
   line["learning_rate"] = info.learning_rate;
   line["loss_scale"] = info.scaler == nullptr ? 1. : info.scaler->scale();
+  line["skipped"] = info.skipped;
+  if (info.grad_norm.defined()) line["grad_norm"] = info.grad_norm.item<double>();
   WriteLine(steps_, line.dump());
 }
 
@@ -54,7 +56,7 @@ void MetricsLog::OnValidated(const EpochInfo& info) {
   nlohmann::ordered_json line;
   line["epoch"] = info.epoch;
   for (const auto& [name, value] : info.metrics) {
-    if (name == "stop_counter") {
+    if (name == "stop_counter" || name == "skipped_steps") {
       line[name] = static_cast<int64_t>(value);
     } else {
       line[name] = value;

@@ -22,10 +22,12 @@ struct StepInfo {
   double seconds = 0;   ///< Since the epoch's training began.
   double learning_rate = 0;
   bool stepped = true;                 ///< False when the scaler skipped the step.
+  size_t skipped = 0;                  ///< Steps of this epoch that it skipped so far.
   at::Tensor loss;                     ///< The mean over this rank's batches of the step, on its device.
+  at::Tensor grad_norm;                ///< Before clipping, on its device; undefined unless clipped by norm.
   const LossScaler* scaler = nullptr;  ///< Its scale() waits for the device, as LossValue() does.
 
-  /// The loss as a number. The first call brings it to the host; the trainer then checks that it is finite.
+  /// The loss as a number. The first call brings it to the host.
   double LossValue() {
     if (!loss_value) loss_value = loss.item<double>();
     return *loss_value;
@@ -36,7 +38,8 @@ struct StepInfo {
 struct EpochInfo {
   size_t epoch = 0;
   size_t epochs = 0;
-  /// train_loss, val_loss, train_accuracy, …, learning_rate, stop_counter, images_per_second, seconds.
+  /// train_loss, val_loss, train_accuracy, …, learning_rate, stop_counter, images_per_second, seconds; with a scaler
+  /// that scales also loss_scale and skipped_steps.
   std::map<std::string, double> metrics;
   bool improved = false;
 };

@@ -37,8 +37,12 @@ void ProgressPrinter::OnStepEnd(StepInfo& info) {
   const size_t step = std::min(info.step, info.steps);  // the number of steps is an estimate
   const int done = info.steps == 0 ? 0 : static_cast<int>(kWidth * step / info.steps);
   const double left = info.steps == 0 ? 0 : info.seconds * (info.steps - step) / info.step;
-  absl::FPrintF(out_, "\repoch %d/%d [%s%s] %d/%d  %.0f images/s  %.0f s left \x1b[K", info.epoch, info.epochs,
-                std::string(done, '='), std::string(kWidth - done, ' '), info.step, info.steps, rate, left);
+  std::string scaling;
+  if (info.scaler != nullptr && info.scaler->dynamic()) {
+    scaling = absl::StrFormat("  scale %g, %d skipped", info.scaler->scale(), info.skipped);
+  }
+  absl::FPrintF(out_, "\repoch %d/%d [%s%s] %d/%d  %.0f images/s  %.0f s left%s \x1b[K", info.epoch, info.epochs,
+                std::string(done, '='), std::string(kWidth - done, ' '), info.step, info.steps, rate, left, scaling);
   std::fflush(out_);
 }
 
@@ -50,10 +54,14 @@ void ProgressPrinter::ClearBar() {
 void ProgressPrinter::OnEpochEnd(const EpochInfo& info) {
   if (!active_) return;
   ClearBar();
-  absl::FPrintF(out_, "%7s %11.4f %10.4f %9.4f %9.4f %9.0f %9.1f %8.0f%s\n", absl::StrCat(info.epoch, "/", info.epochs),
-                Get(info, "train_loss"), Get(info, "train_accuracy"), Get(info, "val_loss"), Get(info, "val_accuracy"),
-                Get(info, "images_per_second"), Get(info, "seconds"), Get(info, "stop_counter"),
-                info.improved ? "  best" : "");
+  std::string scaling;
+  if (info.metrics.count("loss_scale") > 0) {
+    scaling = absl::StrFormat("  scale %g, %.0f skipped", Get(info, "loss_scale"), Get(info, "skipped_steps"));
+  }
+  absl::FPrintF(out_, "%7s %11.4f %10.4f %9.4f %9.4f %9.0f %9.1f %8.0f%s%s\n",
+                absl::StrCat(info.epoch, "/", info.epochs), Get(info, "train_loss"), Get(info, "train_accuracy"),
+                Get(info, "val_loss"), Get(info, "val_accuracy"), Get(info, "images_per_second"), Get(info, "seconds"),
+                Get(info, "stop_counter"), scaling, info.improved ? "  best" : "");
   std::fflush(out_);
 }
 
@@ -68,7 +76,8 @@ void ProgressPrinter::OnException(const std::string& what) {
 
 void LinePrinter::OnStepEnd(StepInfo& info) {
   if (info.step % every_ != 0) return;
-  absl::FPrintF(out_, "epoch: %d, step: %d, loss: %.6f, rank: %d\n", info.epoch, info.step, info.LossValue(), rank_);
+  absl::FPrintF(out_, "epoch: %d, step: %d, loss: %.6f, rank: %d%s\n", info.epoch, info.step, info.LossValue(), rank_,
+                info.stepped ? "" : ", skipped");
   std::fflush(out_);
 }
 

@@ -6,7 +6,6 @@
 #include <torch/optim/schedulers/lr_scheduler.h>
 
 #include <chrono>
-#include <cmath>
 #include <map>
 #include <optional>
 #include <string>
@@ -21,6 +20,7 @@
 #include "lockstep/data/batch_source.h"
 #include "lockstep/metrics/metric_sums.h"
 #include "lockstep/trainer/batch_stream.h"
+#include "lockstep/trainer/finite_check.h"
 #include "lockstep/trainer/gradient_step.h"
 #include "lockstep/trainer/observer.h"
 #include "lockstep/trainer/step.h"
@@ -33,7 +33,8 @@ struct TrainerOptions {
   size_t first_epoch = 1;                  ///< More than 1 when resuming.
   c10::DeviceType device = c10::kCPU;      ///< Where autocast works.
   std::optional<at::ScalarType> autocast;  ///< bfloat16 or float16; nothing: off.
-  size_t max_skipped_steps = 20;           ///< That the scaler may skip in a row before it is an error.
+  size_t max_skipped_steps = 20;           ///< So many in a row that the scaler skips are an error.
+  size_t check_losses_every = 50;          ///< Steps after which all ranks look at their losses; 0: each epoch.
   GradientStepOptions gradients;           ///< Accumulation, weights, clipping, checks.
   bool schedule_each_step = false;         ///< The scheduler steps with the optimizer, not after each epoch.
   JoinOptions join;                        ///< Used when there are joinables.
@@ -68,13 +69,19 @@ class Trainer {
         options_(std::move(options)),
         gradients_(pieces_.state.optimizer, pieces_.state.scaler, pieces_.ddp, options_.gradients) {}
 
-  /// Trains and validates until the epochs are over or the stop criterion says so, on all ranks together. Errors: a
-  /// loss or metric that is not finite, too many skipped steps, a checkpoint that can't be written, the criterion's.
+  /// Trains and validates until the epochs are over or the stop criterion says so, on all ranks together. Errors, on
+  /// all ranks: a loss, norm or metric that is not finite, but for steps that the scaler skipped; too many skipped
+  /// steps; a checkpoint that can't be written; the criterion's.
   absl::Status Fit() {
     const GradientStepOptions& wanted = options_.gradients;
     if (pieces_.group && pieces_.ddp == nullptr &&
         (wanted.accumulate > 1 || wanted.weight_by_samples || wanted.check_parameters_every > 0)) {
       return absl::InvalidArgumentError("accumulate, weight_by_samples and check_parameters_every need Pieces::ddp");
+    }
+    if (pieces_.group && pieces_.state.scaler->dynamic() && !pieces_.state.scaler->group()) {
+      return absl::InvalidArgumentError(
+          "the loss scaler decides for this process alone, so that ranks would drift apart; give it the group "
+          "(GradScalerOptions::group)");
     }
     try {
       Tell([](TrainObserver& o) { o.OnFitStart(); });
@@ -123,6 +130,11 @@ class Trainer {
     validated.erase("val_samples");
     info.metrics.merge(validated);
     info.metrics["learning_rate"] = LearningRate();
+    const LossScaler& scaler = *pieces_.state.scaler;
+    if (const double scale = scaler.scale(); scaler.dynamic() || scale != 1) {
+      info.metrics["loss_scale"] = scale;
+      info.metrics["skipped_steps"] = static_cast<double>(skipped_);
+    }
     if (pieces_.scheduler != nullptr && !options_.schedule_each_step) pieces_.scheduler->step();
 
     // One decision for all: they stop after the same step, also with a criterion that differs between ranks.
@@ -149,6 +161,7 @@ class Trainer {
     info.epochs = options_.epochs;
     const size_t window = options_.gradients.accumulate;
     info.steps = (pieces_.train->num_batches() + window - 1) / window;
+    skipped_ = 0;
     BatchStream<Batch> batches(*pieces_.train, pieces_.joinables, pieces_.group, options_.join);
     MetricSums of_step;
     for (size_t in_window = 0; Batch* batch = batches.Next();) {
@@ -172,33 +185,50 @@ class Trainer {
       if (!last) continue;
       in_window = 0;
       LOCKSTEP_RETURN_IF_ERROR(Step(info, start));
-      // A skipped step is the scaler's business; otherwise a number that somebody looked at must be one.
       if (info.stepped) sums.Add(of_step);
-      if (info.stepped && info.loss_value && !std::isfinite(*info.loss_value)) {
-        return absl::InternalError(absl::StrCat("epoch ", epoch, ", step ", info.step, ": the loss is ",
-                                                *info.loss_value, ", not a finite number"));
-      }
     }
-    return absl::OkStatus();
+    return taken_.Check(pieces_.group);
   }
 
   /// The step after a window of batches.
   absl::Status Step(StepInfo& info, Clock::time_point start) {
     info.stepped = gradients_.Step();
-    skipped_ = info.stepped ? 0 : skipped_ + 1;
-    if (skipped_ >= options_.max_skipped_steps) {
-      return absl::InternalError(absl::StrCat("epoch ", info.epoch, ", step ", info.step + 1, ": ", skipped_,
-                                              " steps in a row had gradients that are not finite"));
-    }
     ++info.step;
+    info.skipped = skipped_ += info.stepped ? 0 : 1;
+    LOCKSTEP_RETURN_IF_ERROR(CheckFinite(info));
     info.seconds = Seconds(start);
     info.learning_rate = LearningRate();
     if (const at::Tensor loss = gradients_.loss(); loss.defined()) info.loss = loss;
     info.loss_value.reset();
+    info.grad_norm = gradients_.grad_norm();
     info.scaler = pieces_.state.scaler;
     Tell([&](TrainObserver& o) { o.OnStepEnd(info); });
     if (options_.schedule_each_step && info.stepped && pieces_.scheduler != nullptr) pieces_.scheduler->step();
     return absl::OkStatus();
+  }
+
+  /// Steps that were taken must have finite numbers, all of them; in a row of skipped ones the first is looked at when
+  /// the row is too long.
+  absl::Status CheckFinite(const StepInfo& info) {
+    if (info.stepped) {
+      in_a_row_ = 0;
+      taken_.Add(info.epoch, info.step, "loss", gradients_.loss());
+      taken_.Add(info.epoch, info.step, "norm of the gradients", gradients_.grad_norm());
+      const size_t every = options_.check_losses_every;
+      return every > 0 && info.step % every == 0 ? taken_.Check(pieces_.group) : absl::OkStatus();
+    }
+    if (++in_a_row_ == 1) {
+      row_ = {};
+      row_start_ = absl::StrCat("epoch ", info.epoch, ", step ", info.step);
+    }
+    row_.Add(info.epoch, info.step, "loss", gradients_.loss());
+    if (in_a_row_ < options_.max_skipped_steps) return absl::OkStatus();
+    const absl::Status loss = row_.Check(pieces_.group);
+    return AgreeOnStatus(absl::InternalError(absl::StrCat(
+                             loss.ok() ? absl::StrCat(row_start_, ": gradients are not finite though all losses are")
+                                       : std::string(loss.message()),
+                             "; ", in_a_row_, " steps in a row were skipped")),
+                         pieces_.group);
   }
 
   static void Count(const StepOutput& output, MetricSums& sums) {
@@ -236,7 +266,10 @@ class Trainer {
   Pieces pieces_;
   TrainerOptions options_;
   GradientStep gradients_;
-  size_t skipped_ = 0;  // steps in a row
+  size_t skipped_ = 0;       // steps of this epoch
+  size_t in_a_row_ = 0;      // skipped
+  std::string row_start_;    // where that row began
+  FiniteCheck taken_, row_;  // of steps that were taken, and of skipped ones
 };
 
 }  // namespace lockstep

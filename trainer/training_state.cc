@@ -2,7 +2,9 @@
 
 #include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
+#include <c10/core/GradMode.h>
 
+#include "lockstep/amp/master_weights.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/state_dict.h"
 #include "lockstep/comm/agree.h"
@@ -15,6 +17,21 @@ absl::StatusOr<const Value*> Part(const Value& checkpoint, const char* key) {
   const Value* part = checkpoint.find(key);
   if (part == nullptr) return absl::InvalidArgumentError(absl::StrCat("it has no '", key, "'"));
   return part;
+}
+
+absl::Status CheckMasterWeights(const Value& saved, const MasterWeights& master) {
+  const ValueList* const items = saved.items();
+  const auto& copies = master.copies();
+  if (items == nullptr || items->size() != copies.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("it must be a list of ", copies.size(), " tensors"));
+  }
+  for (size_t i = 0; i < copies.size(); ++i) {
+    const at::Tensor* const tensor = (*items)[i].tensor();
+    if (tensor == nullptr || tensor->sizes() != copies[i].sizes() || tensor->scalar_type() != copies[i].scalar_type()) {
+      return absl::InvalidArgumentError(absl::StrCat("number ", i, " doesn't fit its parameter"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -34,6 +51,9 @@ absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch
   const auto best = stop.find("best");
   checkpoint.set("best", best == stop.end() ? Value() : Value(best->second));
   checkpoint.set("stop", NumbersState(stop));
+  if (const auto* master = dynamic_cast<const MasterWeights*>(parts.optimizer)) {
+    checkpoint.set("master_weights", ValueList(master->copies().begin(), master->copies().end()));
+  }
   if (!parts.others.empty()) checkpoint.set("others", std::move(others));
   return checkpoint;
 }
@@ -67,12 +87,24 @@ absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const Training
   // A run without a scaler may go on with one, which then starts anew.
   if (!scaler_numbers->empty()) LOCKSTEP_RETURN_IF_ERROR(named("scaler", parts.scaler->set_state(*scaler_numbers)));
   LOCKSTEP_RETURN_IF_ERROR(named("stop", parts.stop->set_state(*stop_numbers)));
+  auto* const master = dynamic_cast<MasterWeights*>(parts.optimizer);
+  const Value* const master_weights = checkpoint.find("master_weights");
+  if (master != nullptr && master_weights != nullptr) {
+    LOCKSTEP_RETURN_IF_ERROR(named("master_weights", CheckMasterWeights(*master_weights, *master)));
+  }
   const Value* const others = checkpoint.find("others");
   for (const auto& [name, other] : parts.others) {
     const Value* const state = others == nullptr ? nullptr : others->find(name);
     if (state != nullptr) LOCKSTEP_RETURN_IF_ERROR(named(name.c_str(), other->LoadState(*state)));
   }
   LOCKSTEP_RETURN_IF_ERROR(named("model", LoadModuleState(*model, *parts.module)));
+  if (master != nullptr) {
+    master->CopyFromParameters();
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; master_weights != nullptr && i < master->copies().size(); ++i) {
+      at::Tensor(master->copies()[i]).copy_(*(*master_weights->items())[i].tensor());
+    }
+  }
   return static_cast<size_t>(*epoch_number);
 }
 

@@ -25,8 +25,9 @@ struct TrainingParts {
   std::map<std::string, Stateful*> others{};  ///< By the names of their states, such as a communication hook.
 };
 
-/// {model, optimizer, scaler, epoch, best, stop, others}: `epoch` is the last finished one, counted from 1, `best` the
-/// best value of the stop criterion's metric, `stop` the criterion's state. Every rank calls it where there are others.
+/// {model, optimizer, scaler, epoch, best, stop, master_weights, others}: `epoch` is the last finished one, counted
+/// from 1, `best` the best value of the stop criterion's metric, `stop` the criterion's state, `master_weights` a list
+/// of the optimizer's where it has such. Every rank calls it where there are others.
 absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch);
 
 /// Rank 0 writes the state to `path`; every rank knows whether it worked. Collective.
@@ -34,7 +35,7 @@ absl::Status SaveOnRankZero(const TrainingParts& parts, size_t epoch, const std:
                             const ProcessGroupPtr& group);
 
 /// Puts a saved state back and returns its epoch. Errors name the part that doesn't fit. Of `others`, those that the
-/// checkpoint has not are left as they are.
+/// checkpoint has not are left as they are; master weights that it has not are made from the model's.
 absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const TrainingParts& parts);
 
 }  // namespace lockstep

@@ -6,7 +6,7 @@
 
 #include "ddp/boundary_stop.h"
 #include "ddp/striped_sampler.h"
-#include "lockstep/amp/loss_scaler.h"
+#include "lockstep/amp/no_scaler.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/data/tensor_loader.h"
 #include "lockstep/ddp/distributed_data_parallel.h"

@@ -43,7 +43,19 @@ ABSL_FLAG(std::string, pt_path, "",
 ABSL_FLAG(int, patience, 5, "validations without a better accuracy until training stops");
 ABSL_FLAG(int, nproc_per_node, 0, "processes to start; 0: one per device, or 2 on the CPU");
 ABSL_FLAG(std::string, backend, "auto", "auto, shm, gloo, nccl, or one per device as in cpu:shm,cuda:nccl");
-ABSL_FLAG(std::string, amp, "auto", "mixed precision: auto (fp16 on CUDA, off on the CPU), off, bf16 or fp16");
+ABSL_FLAG(std::string, amp, "auto",
+          "mixed precision: auto (fp16 on CUDA, off on the CPU), off, bf16 or fp16; fp16 comes with a loss scaler");
+ABSL_FLAG(double, loss_scale, 0, "with fp16: a fixed loss scale; 0: it adapts itself");
+ABSL_FLAG(double, max_grad_norm, 0, "gradients are scaled down to this norm; 0: they are not");
+ABSL_FLAG(double, max_grad_value, 0, "each number of the gradients is clamped to this, up and down; 0: it is not");
+ABSL_FLAG(bool, decay_biases_and_norms, true, "weight decay also for biases and batch norms");
+ABSL_FLAG(std::string, scale_lr, "none",
+          "none, linear or sqrt: multiply --lr by the number of ranks, or its root, since gradients are averaged over "
+          "ranks and so the batch grows with them");
+ABSL_FLAG(bool, deterministic, false,
+          "operations that give the same bits in each run, or an error where there is none");
+ABSL_FLAG(std::string, matmul_precision, "highest",
+          "of float32 matrix products: highest, high (TF32) or medium (bf16), where the device can");
 ABSL_FLAG(bool, sync_batch_norm, true, "batch norm over the batches of all ranks");
 ABSL_FLAG(std::string, run_dir, "", "folder for metrics, configuration and checkpoints; default: runs/<time>");
 ABSL_FLAG(std::string, resume, "", "go on from a checkpoint: a file, a run's folder, or latest");
@@ -137,6 +149,21 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   c.check_parameters_every = absl::GetFlag(FLAGS_check_parameters_every);
   c.detect_anomaly = absl::GetFlag(FLAGS_detect_anomaly);
   c.profile = absl::GetFlag(FLAGS_profile);
+  c.loss_scale = absl::GetFlag(FLAGS_loss_scale);
+  c.max_grad_norm = absl::GetFlag(FLAGS_max_grad_norm);
+  c.max_grad_value = absl::GetFlag(FLAGS_max_grad_value);
+  c.decay_biases_and_norms = absl::GetFlag(FLAGS_decay_biases_and_norms);
+  c.deterministic = absl::GetFlag(FLAGS_deterministic);
+  c.matmul_precision = absl::GetFlag(FLAGS_matmul_precision);
+  const auto scaling = lockstep::ParseLearningRateScaling(absl::GetFlag(FLAGS_scale_lr));
+  if (!scaling.ok()) return Invalid(absl::StrCat("--scale_lr: ", std::string(scaling.status().message())));
+  c.scale_lr = *scaling;
+  for (const auto& [flag, value] : {std::pair{"loss_scale", c.loss_scale},
+                                    {"max_grad_norm", c.max_grad_norm},
+                                    {"max_grad_value", c.max_grad_value}}) {
+    LOCKSTEP_RETURN_IF_ERROR(AtLeast(flag, value, 0.));
+    LOCKSTEP_RETURN_IF_ERROR(AtMost(flag, value, 3e38));
+  }
   LOCKSTEP_RETURN_IF_ERROR(AtLeast("accumulate", c.accumulate, 1));
   LOCKSTEP_RETURN_IF_ERROR(AtLeast("check_parameters_every", c.check_parameters_every, 0));
   if (!c.profile.empty()) {
@@ -190,6 +217,12 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   }
   if (c.amp != "auto" && c.amp != "off" && c.amp != "bf16" && c.amp != "fp16") {
     return Invalid(absl::StrCat("--amp=", c.amp, ": unknown; known: auto, off, bf16, fp16"));
+  }
+  if (c.loss_scale != 0 && (c.amp == "off" || c.amp == "bf16")) {
+    return Invalid(absl::StrCat("--loss_scale=", c.loss_scale, ": there is no loss scaling with --amp=", c.amp));
+  }
+  if (c.matmul_precision != "highest" && c.matmul_precision != "high" && c.matmul_precision != "medium") {
+    return Invalid(absl::StrCat("--matmul_precision=", c.matmul_precision, ": unknown; known: highest, high, medium"));
   }
   return c;
 }
@@ -258,6 +291,13 @@ std::string ConfigJson(const Config& c, const Plan& plan) {
   json["world_size"] = plan.environment.world_size;
   json["backend"] = c.backend;
   json["amp"] = c.amp;
+  json["loss_scale"] = c.loss_scale;
+  json["max_grad_norm"] = c.max_grad_norm;
+  json["max_grad_value"] = c.max_grad_value;
+  json["decay_biases_and_norms"] = c.decay_biases_and_norms;
+  json["scale_lr"] = absl::GetFlag(FLAGS_scale_lr);
+  json["deterministic"] = c.deterministic;
+  json["matmul_precision"] = c.matmul_precision;
   json["sync_batch_norm"] = c.sync_batch_norm;
   json["pt_path"] = c.pt_path;
   json["resume"] = c.resume;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lockstep/comm/environment.h"
+#include "lockstep/optim/learning_rate.h"
 
 namespace mnist {
 
@@ -18,8 +19,11 @@ struct Config {
   bool lr_given, weight_decay_given;  ///< On the command line; a resumed run keeps its own otherwise.
   uint64_t seed;
   std::string data;  ///< A CSV file or a folder of IDX files.
-  std::string master_addr, pt_path, run_dir, resume, backend, amp, flight_recorder;
-  bool sync_batch_norm, check_collectives, detect_anomaly;
+  std::string master_addr, pt_path, run_dir, resume, backend, amp, flight_recorder, matmul_precision;
+  bool sync_batch_norm, check_collectives, detect_anomaly, deterministic, decay_biases_and_norms;
+  double loss_scale;  ///< 0: dynamic.
+  double max_grad_norm, max_grad_value;
+  lockstep::LearningRateScaling scale_lr;
   int accumulate, check_parameters_every;
   std::string profile;  ///< FIRST:LAST, or nothing.
   double timeout_seconds;

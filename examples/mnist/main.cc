@@ -20,6 +20,7 @@
 #include "lockstep/launch/rank_main.h"
 #include "lockstep/launch/spawn.h"
 #include "lockstep/launch/threads.h"
+#include "lockstep/trainer/numerics.h"
 
 #include "lockstep/base/logging.h"
 
@@ -59,6 +60,8 @@ int main(int argc, char** argv) {
   if (!plan.ok()) return Fail(plan.status());
   if (plan->ranks_to_spawn > 0) return Spawn(argc, argv, *config, plan->ranks_to_spawn);
 
+  lockstep::SetDeterministic(config->deterministic);
+  if (const auto set = lockstep::SetMatmulPrecision(config->matmul_precision); !set.ok()) return Fail(set);
   std::optional<c10::DeviceGuard> device;  // this rank's device is the current one, also for NCCL
   if (plan->cuda) device.emplace(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(plan->device_index)));
   const auto start = std::chrono::steady_clock::now();

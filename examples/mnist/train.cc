@@ -12,6 +12,8 @@
 #include <optional>
 
 #include "lockstep/amp/grad_scaler.h"
+#include "lockstep/amp/no_scaler.h"
+#include "lockstep/amp/static_scaler.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/checkpoint_writer.h"
@@ -27,6 +29,8 @@
 #include "lockstep/models/conv_net.h"
 #include "lockstep/nn/batch_norm.h"
 #include "lockstep/nn/channels_last.h"
+#include "lockstep/optim/learning_rate.h"
+#include "lockstep/optim/parameter_groups.h"
 #include "lockstep/samplers/distributed_sampler.h"
 #include "lockstep/trainer/metrics_log.h"
 #include "lockstep/trainer/progress.h"
@@ -112,11 +116,16 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   lockstep::DistributedDataParallelOptions ddp_options;
   ddp_options.broadcast_buffers = false;  // once before each validation is enough: see BufferSync
   Ddp ddp(model, group, ddp_options);
-  torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(config.lr).weight_decay(config.weight_decay));
+  const double lr_factor = lockstep::ScaleLearningRate(1, world_size, config.scale_lr);
+  const auto sgd = torch::optim::SGDOptions(config.lr * lr_factor).weight_decay(config.weight_decay);
+  LOCKSTEP_ASSIGN_OR_RETURN(auto groups, lockstep::OptimizerGroups(*model, sgd, {config.decay_biases_and_norms, {}}));
+  torch::optim::SGD optimizer(groups, sgd);
 
   const auto autocast = AutocastType(config, plan.cuda);
   std::unique_ptr<lockstep::LossScaler> scaler = std::make_unique<lockstep::NoScaler>();
-  if (autocast == at::kHalf) {
+  if (autocast == at::kHalf && config.loss_scale > 0) {
+    scaler = std::make_unique<lockstep::StaticScaler>(config.loss_scale);
+  } else if (autocast == at::kHalf) {
     lockstep::GradScalerOptions options;
     options.group = group;
     scaler = std::make_unique<lockstep::GradScaler>(options);
@@ -132,6 +141,8 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   lockstep::TrainerOptions options;
   options.epochs = config.epochs;
   options.gradients.accumulate = config.accumulate;
+  options.gradients.max_grad_norm = config.max_grad_norm;
+  options.gradients.max_grad_value = config.max_grad_value;
   options.gradients.check_parameters_every = config.check_parameters_every;
   options.gradients.detect_anomaly = config.detect_anomaly;
   options.device = device.type();
@@ -148,11 +159,13 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
     }
     LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(epoch.status(), group));
     options.first_epoch = *epoch + 1;
-    for (auto& group_of_parameters : optimizer.param_groups()) {
-      auto& of_run = static_cast<torch::optim::SGDOptions&>(group_of_parameters.options());
-      if (config.lr_given) of_run.lr(config.lr);
-      if (config.weight_decay_given) of_run.weight_decay(config.weight_decay);
-      effective.lr = of_run.lr();
+    for (size_t i = 0; i < groups.size(); ++i) {
+      const auto& wanted = static_cast<const torch::optim::SGDOptions&>(groups[i].options());
+      auto& of_run = static_cast<torch::optim::SGDOptions&>(optimizer.param_groups()[i].options());
+      if (config.lr_given) of_run.lr(wanted.lr());
+      if (config.weight_decay_given) of_run.weight_decay(wanted.weight_decay());
+      if (i > 0) continue;  // the first one's are those of the command line
+      effective.lr = of_run.lr() / lr_factor;
       effective.weight_decay = of_run.weight_decay();
     }
     // A new folder begins with the best of the old one, in case there is no better one.

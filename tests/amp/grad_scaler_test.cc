@@ -2,14 +2,23 @@
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
+#include <ATen/record_function.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/sgd.h>
 
-#include <fstream>
+#include <atomic>
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
 #include <limits>
+#include <memory>
+#include <optional>
 #include <sstream>
 
-#include "lockstep/amp/autocast.h"
+#include "lockstep/amp/no_scaler.h"
+#include "lockstep/amp/static_scaler.h"
+#include "lockstep/optim/clip_gradients.h"
 
 namespace lockstep {
 namespace {
@@ -25,8 +34,8 @@ struct Fixture {
   }
 };
 
-TEST(GradScaler, GivesPythonsScalesStepByStep) {
-  std::ifstream file("tests/amp/grad_scaler.txt");
+TEST(GradScaler, GivesPythonsScalesForManyOptions) {
+  std::ifstream file("tests/amp/scales.txt");
   int rows = 0;
   for (std::string line; std::getline(file, line); ++rows) {
     std::istringstream in(line);
@@ -110,6 +119,9 @@ TEST(GradScaler, KeepsItsStateAlsoBeforeTheFirstUse) {
   b.Update();
   EXPECT_EQ(b.scale(), 131072) << "the third good step";
   EXPECT_FALSE(b.set_state({}).ok());
+  auto later = a.state();
+  later["hysteresis"] = 2;
+  EXPECT_NE(b.set_state(later).message().find("unknown 'hysteresis'"), std::string::npos);
   EXPECT_FALSE(b.set_state({{"scale", 1}}).ok());
   auto broken = a.state();
   broken["growth_interval"] = 0;
@@ -130,42 +142,284 @@ TEST(GradScaler, OffItDoesNothing) {
   EXPECT_EQ(scaler.scale(), 1);
 }
 
-TEST(GradScaler, RefusesFactorsOutOfRange) {
-  GradScalerOptions options;
-  options.growth_factor = 1;
-  EXPECT_THROW(GradScaler{options}, c10::Error);
-  options = {};
-  options.backoff_factor = 1;
-  EXPECT_THROW(GradScaler{options}, c10::Error);
-  options = {};
-  options.growth_interval = 0;
-  EXPECT_THROW(GradScaler{options}, c10::Error);
+TEST(GradScaler, RefusesOptionsOutOfRange) {
+  const auto refuses = [](auto&& change) {
+    GradScalerOptions options;
+    change(options);
+    EXPECT_THROW(GradScaler{options}, c10::Error);
+    options.enabled = false;
+    EXPECT_NO_THROW(GradScaler{options});
+  };
+  for (double scale : {0., -1., std::nan(""), double{kInf}}) refuses([&](auto& o) { o.init_scale = scale; });
+  for (double factor : {1., 0.5, -2., std::nan(""), double{kInf}}) refuses([&](auto& o) { o.growth_factor = factor; });
+  for (double factor : {1., 2., 0., -1., std::nan("")}) refuses([&](auto& o) { o.backoff_factor = factor; });
+  for (int64_t interval : {0l, -5l, 1l << 40}) refuses([&](auto& o) { o.growth_interval = interval; });
+  GradScaler scaler;
+  EXPECT_THROW(scaler.set_growth_factor(1), c10::Error);
+  EXPECT_THROW(scaler.set_backoff_factor(1), c10::Error);
+  EXPECT_THROW(scaler.set_growth_interval(0), c10::Error);
+  EXPECT_THROW(scaler.Update(0.), c10::Error);
+  EXPECT_THROW(scaler.Update(at::ones({2})), c10::Error);
+  EXPECT_EQ(scaler.scale(), 65536);
 }
 
-at::ScalarType ProductType() { return at::rand({2, 2}).matmul(at::rand({2, 2})).scalar_type(); }
+/// A hexadecimal float, inf, nan, or nothing for a dash.
+std::optional<double> Number(const std::string& text) {
+  if (text == "-") return std::nullopt;
+  return std::strtod(text.c_str(), nullptr);
+}
 
-TEST(AutocastGuard, NestsAndIsRestored) {
-  EXPECT_EQ(ProductType(), at::kFloat);
-  {
-    const AutocastGuard outer(at::kCPU, at::kBFloat16);
-    EXPECT_EQ(ProductType(), at::kBFloat16);
-    {
-      const AutocastGuard off(at::kCPU, std::nullopt);
-      EXPECT_EQ(ProductType(), at::kFloat);
-      const AutocastGuard half(at::kCPU, at::kHalf);
-      EXPECT_EQ(ProductType(), at::kHalf);
+std::vector<double> Values(const at::Tensor& tensor) {
+  const at::Tensor flat = tensor.detach().to(at::kDouble).contiguous();
+  return {flat.data_ptr<double>(), flat.data_ptr<double>() + flat.numel()};
+}
+
+// See make_golden.py.
+TEST(GradScaler, IsInPythonsStateAfterEachOf200ScriptedSteps) {
+  const auto make = [] {
+    GradScalerOptions options;
+    options.init_scale = 1024;
+    options.growth_interval = 3;
+    return std::make_unique<GradScaler>(options);
+  };
+  auto scaler = make();
+  at::Tensor a = at::linspace(-1, 1, 4).requires_grad_(), without_gradient = at::ones({3}).requires_grad_();
+  at::Tensor b = at::linspace(-2, 2, 10).view({5, 2}).detach().requires_grad_();
+  torch::optim::SGD of_a({a, without_gradient}, torch::optim::SGDOptions(0.125).momentum(0.9));
+  torch::optim::SGD of_b({b}, torch::optim::SGDOptions(0.0625));
+  std::ifstream file("tests/amp/grad_scaler.txt");
+  int steps = 0, skipped = 0;
+  for (std::string line; std::getline(file, line); ++steps) {
+    SCOPED_TRACE("step " + std::to_string(steps));
+    std::istringstream in(line);
+    std::string word_a, word_b, flags, word_scale, colon, number;
+    in >> word_a >> word_b >> flags >> word_scale >> colon;
+    const auto gradient_a = Number(word_a), gradient_b = Number(word_b), new_scale = Number(word_scale);
+    const auto flag = [&](char c) { return flags.find(c) != std::string::npos; };
+    of_a.zero_grad();
+    of_b.zero_grad();
+    std::vector<at::Tensor> losses = {(a * *gradient_a).sum(), (a * 0.5).square().sum()};
+    if (gradient_b) {
+      losses.push_back(at::embedding(b, at::tensor({1, 3, 1}), -1, false, /*sparse=*/true).sum() * *gradient_b);
     }
-    EXPECT_EQ(ProductType(), at::kBFloat16);
+    for (const at::Tensor& loss : scaler->Scale(losses)) loss.backward();
+    if (flag('u')) {
+      scaler->Unscale(of_a);
+      ClipGradientNorm(AllParameters(of_a), 1);
+    }
+    skipped += scaler->Step(of_a) ? 0 : 1;
+    if (gradient_b) flag('v') ? scaler->Unscale(of_b) : static_cast<void>(scaler->Step(of_b));
+    new_scale ? scaler->Update(*new_scale) : scaler->Update();
+    in >> number;
+    EXPECT_EQ(scaler->scale(), *Number(number));
+    in >> number;
+    EXPECT_EQ(scaler->state().at("_growth_tracker"), *Number(number));
+    for (const at::Tensor& parameter : {a, b}) {
+      in >> colon;
+      for (double value : Values(parameter)) {
+        in >> number;
+        EXPECT_EQ(value, *Number(number));
+      }
+    }
+    if (flag('s')) {
+      const auto state = scaler->state();
+      scaler = make();
+      ASSERT_TRUE(scaler->set_state(state).ok());
+    }
+    ASSERT_TRUE(in) << line;
   }
-  EXPECT_EQ(ProductType(), at::kFloat);
-  try {
-    const AutocastGuard guard(at::kCPU, at::kBFloat16);
-    throw std::runtime_error("x");
-  } catch (const std::runtime_error&) {
+  EXPECT_EQ(steps, 200);
+  EXPECT_GT(skipped, 20);
+}
+
+TEST(GradScaler, ScalesNestedLists) {
+  GradScaler scaler;
+  const at::Tensor one = at::ones({});
+  const auto nested = scaler.Scale(std::vector<std::vector<at::Tensor>>{{one, one * 2}, {}, {one * 3}});
+  ASSERT_EQ(nested.size(), 3u);
+  EXPECT_EQ(nested[0][1].item<double>(), 131072);
+  EXPECT_TRUE(nested[1].empty());
+  const auto [first, rest] = scaler.Scale(std::pair{one, std::tuple{one, std::vector<at::Tensor>{one}}});
+  EXPECT_EQ(first.item<double>(), 65536);
+  EXPECT_EQ(std::get<1>(rest)[0].item<double>(), 65536);
+}
+
+TEST(GradScaler, TakesASetScaleAlsoBeforeTheFirstUseAndFromATensor) {
+  GradScaler scaler;
+  scaler.Update(4.);
+  EXPECT_EQ(scaler.scale(), 4);
+  EXPECT_EQ(scaler.Scale(at::ones({})).item<double>(), 4);
+  scaler.Update(at::full({1}, 8.));
+  EXPECT_EQ(scaler.scale(), 8);
+  Fixture f;
+  f.Backward(scaler, kInf);
+  scaler.Unscale(f.optimizer);
+  scaler.Update(16.);
+  f.Backward(scaler, 1);
+  EXPECT_TRUE(scaler.Step(f.optimizer)) << "what was unscaled is forgotten";
+}
+
+TEST(GradScaler, TellsWhichStageIsWrongOfWhichOptimizer) {
+  GradScaler scaler;
+  Fixture f;
+  const auto error = [](auto&& what) -> std::string {
+    try {
+      what();
+    } catch (const c10::Error& e) {
+      return e.what_without_backtrace();
+    }
+    return "";
+  };
+  f.Backward(scaler, 1);
+  scaler.Unscale(f.optimizer);
+  EXPECT_EQ(error([&] { scaler.Unscale(f.optimizer); }),
+            "GradScaler: Unscale was already called since the last Update on torch::optim::SGD of 1 parameters");
+  scaler.Step(f.optimizer);
+  EXPECT_NE(error([&] { scaler.Step(f.optimizer); }).find("Step was already called"), std::string::npos);
+  EXPECT_NE(error([&] { scaler.Unscale(f.optimizer); }).find("Unscale is called after Step"), std::string::npos);
+  EXPECT_NE(error([&] { scaler.AddFoundInf(f.optimizer, at::ones({})); }).find("between"), std::string::npos);
+  scaler.Update();
+  EXPECT_NE(error([&] { scaler.Update(); }).find("Update without an Unscale or Step"), std::string::npos);
+}
+
+TEST(GradScaler, RefusesClosuresWithAReason) {
+  GradScaler dynamic;
+  StaticScaler fixed(2);
+  NoScaler none;
+  Fixture f;
+  f.Backward(dynamic, 1);
+  const auto closure = [&] { return f.p.sum(); };
+  torch::optim::LBFGS lbfgs({f.p});
+  for (LossScaler* scaler : {static_cast<LossScaler*>(&dynamic), static_cast<LossScaler*>(&fixed)}) {
+    for (const auto& step : {std::function<void()>([&] { scaler->Step(f.optimizer, closure); }),
+                             std::function<void()>([&] { scaler->Step(lbfgs); })}) {
+      try {
+        step();
+        ADD_FAILURE() << "no error";
+      } catch (const c10::Error& e) {
+        EXPECT_NE(std::string(e.what()).find("computes the loss and its gradients anew"), std::string::npos)
+            << e.what();
+      }
+    }
   }
-  EXPECT_EQ(ProductType(), at::kFloat);
-  EXPECT_THROW(AutocastGuard(at::kCPU, at::kDouble), c10::Error);
-  EXPECT_EQ(ProductType(), at::kFloat);
+  EXPECT_TRUE(none.Step(f.optimizer, closure));
+}
+
+TEST(GradScaler, AParameterWithoutAGradientAndAnOptimizerWithoutAnyAreNoError) {
+  GradScaler scaler;
+  scaler.Scale(at::ones({}));
+  Fixture f;
+  EXPECT_TRUE(scaler.Step(f.optimizer));
+  EXPECT_NO_THROW(scaler.Update());
+  EXPECT_EQ(scaler.state().at("_growth_tracker"), 1);
+}
+
+TEST(GradScaler, LooksAtEveryKindOfGradient) {
+  const auto steps = [](const at::Tensor& gradient, at::ScalarType dtype) {
+    GradScaler scaler;
+    scaler.Scale(at::ones({}));
+    at::Tensor p = at::ones(gradient.sizes(), dtype).requires_grad_();
+    torch::optim::SGD optimizer({p}, torch::optim::SGDOptions(1.));
+    p.mutable_grad() = gradient * 65536;
+    const bool stepped = scaler.Step(optimizer);
+    EXPECT_EQ(at::real(p.detach()).flatten()[0].item<double>(), stepped ? 0 : 1) << gradient;
+    return stepped;
+  };
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kComplexFloat}) {
+    EXPECT_TRUE(steps(at::ones({2, 2}, dtype), dtype)) << dtype;
+    at::Tensor bad = at::ones({2, 2}, dtype);
+    bad[1][1] = dtype == at::kComplexFloat ? c10::Scalar(c10::complex<double>(1, kInf)) : c10::Scalar(std::nan(""));
+    EXPECT_FALSE(steps(bad, dtype)) << dtype;
+  }
+  EXPECT_TRUE(steps(at::ones({2, 2}).to_sparse(1), at::kFloat));
+  EXPECT_FALSE(steps(at::full({2, 2}, kInf).to_sparse(1), at::kFloat));
+  EXPECT_TRUE(steps(at::ones({2, 2}).t(), at::kFloat)) << "not contiguous";
+}
+
+TEST(GradScaler, ANormThatIsNotFiniteSkipsTheStepThoughEachGradientIsFinite) {
+  GradScaler scaler;
+  scaler.Update(1.);
+  Fixture f;
+  f.Backward(scaler, 3e38f);
+  scaler.Unscale(f.optimizer);
+  const at::Tensor norm = ClipGradientNorm(AllParameters(f.optimizer), 1);
+  EXPECT_TRUE(std::isinf(norm.item<double>()));
+  scaler.AddFoundInf(f.optimizer, norm.isfinite().logical_not());
+  EXPECT_FALSE(scaler.Step(f.optimizer));
+  scaler.Update();
+  EXPECT_EQ(scaler.scale(), 0.5);
+}
+
+/// How often a number was brought from a device to the host.
+std::atomic<int> waits{0};
+
+TEST(GradScaler, WaitsForTheDeviceOnceAStep) {
+  at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& f) {
+                               if (std::string(f.name()) == "aten::_local_scalar_dense") ++waits;
+                               return std::unique_ptr<at::ObserverContext>();
+                             }).scopes({at::RecordScope::FUNCTION}));
+  GradScaler scaler;
+  Fixture f;
+  const auto waited = [&](float gradient, bool clip) {
+    f.Backward(scaler, gradient);
+    waits = 0;
+    if (clip) {
+      scaler.Unscale(f.optimizer);
+      scaler.AddFoundInf(f.optimizer, ClipGradientNorm(AllParameters(f.optimizer), 1).isfinite().logical_not());
+    }
+    scaler.Step(f.optimizer);
+    scaler.Update();
+    return waits.load();
+  };
+  EXPECT_EQ(waited(1, false), 1);
+  EXPECT_EQ(waited(1, true), 1);
+  // After a skipped step the scale is looked at, for the warning.
+  EXPECT_EQ(waited(kInf, false), 2);
+  at::clearThreadLocalCallbacks();
+}
+
+TEST(GradScaler, WarnsOnceOfAScaleThatHasBecomeVerySmall) {
+  GradScalerOptions options;
+  options.init_scale = 0.001;
+  GradScaler scaler(options);
+  Fixture f;
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 10; ++i) {
+    f.Backward(scaler, kInf);
+    scaler.Step(f.optimizer);
+    scaler.Update();
+  }
+  const std::string text = testing::internal::GetCapturedStderr();
+  const size_t first = text.find("Usual causes");
+  EXPECT_NE(first, std::string::npos) << text;
+  EXPECT_EQ(text.find("Usual causes", first + 1), std::string::npos) << text;
+}
+
+TEST(StaticScaler, ScalesByOneNumber) {
+  StaticScaler scaler(1024);
+  Fixture f;
+  f.optimizer.zero_grad();
+  scaler.Scale((f.p * 0.5).sum()).backward();
+  EXPECT_EQ(f.p.grad()[0].item<float>(), 512);
+  scaler.Unscale(f.optimizer);
+  EXPECT_EQ(f.p.grad()[0].item<float>(), 0.5);
+  EXPECT_THROW(scaler.Unscale(f.optimizer), c10::Error);
+  EXPECT_TRUE(scaler.Step(f.optimizer));
+  EXPECT_EQ(f.p[0].item<float>(), 0.5);
+  EXPECT_THROW(scaler.Step(f.optimizer), c10::Error);
+  EXPECT_THROW(scaler.Unscale(f.optimizer), c10::Error);
+  scaler.Update();
+  f.optimizer.zero_grad();
+  scaler.Scale((f.p * kInf).sum()).backward();
+  EXPECT_TRUE(scaler.Step(f.optimizer)) << "it skips nothing";
+  EXPECT_FALSE(scaler.dynamic());
+  StaticScaler other(1);
+  EXPECT_TRUE(other.set_state(scaler.state()).ok());
+  EXPECT_EQ(other.scale(), 1024);
+  EXPECT_FALSE(other.set_state(GradScaler().state()).ok());
+  EXPECT_FALSE(other.set_state({{"scale", -1}}).ok());
+  EXPECT_EQ(other.scale(), 1024);
+  for (double scale : {0., -1., double{kInf}, std::nan("")}) EXPECT_THROW(StaticScaler{scale}, c10::Error);
 }
 
 }  // namespace

@@ -18,19 +18,20 @@ class ConvNet(nn.Module):
         return self.fc(self.layer2(self.layer1(x)))
 
 
-torch.manual_seed(1206)
-model = ConvNet()
-clone = lambda: type(model.state_dict())((k, v.clone()) for k, v in model.state_dict().items())
-before = clone()
-x, y = torch.rand(16, 1, 28, 28), torch.randint(0, 10, (16,))
-opt = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=5e-5)
-losses = []
-for _ in range(3):
-    opt.zero_grad()
-    loss = nn.functional.cross_entropy(model(x), y)
-    loss.backward()
-    opt.step()
-    losses.append(loss.item())
-model.eval()
-torch.save({"before": before, "after": clone(), "input": x, "target": y, "losses": losses, "logits": model(x).detach()},
-           sys.argv[1] if len(sys.argv) > 1 else "conv_net.pth")
+if __name__ == "__main__":
+    torch.manual_seed(1206)
+    model = ConvNet()
+    clone = lambda: type(model.state_dict())((k, v.clone()) for k, v in model.state_dict().items())
+    before = clone()
+    x, y = torch.rand(16, 1, 28, 28), torch.randint(0, 10, (16,))
+    opt = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=5e-5)
+    losses = []
+    for _ in range(3):
+        opt.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    model.eval()
+    torch.save({"before": before, "after": clone(), "input": x, "target": y, "losses": losses, "logits": model(x).detach()},
+               sys.argv[1] if len(sys.argv) > 1 else "conv_net.pth")

@@ -1,0 +1,52 @@
+#include "lockstep/amp/internal/unscale.h"
+
+#include <ATen/Functions.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Type.h>
+#include <torch/optim/lbfgs.h>
+
+#include "lockstep/amp/master_weights.h"
+
+namespace lockstep::internal {
+
+std::vector<std::vector<at::Tensor>> GradientsByKind(torch::optim::Optimizer& optimizer, const char* scaler) {
+  if (auto* master = dynamic_cast<MasterWeights*>(&optimizer)) master->TakeGradients();
+  std::vector<std::vector<at::Tensor>> kinds;
+  size_t index = 0;
+  for (auto& group : optimizer.param_groups()) {
+    for (auto& parameter : group.params()) {
+      at::Tensor gradient = parameter.grad();
+      ++index;
+      if (!gradient.defined()) continue;
+      TORCH_CHECK(gradient.scalar_type() != at::kHalf, scaler, ": the gradient of parameter ", index - 1,
+                  " of the optimizer, of shape ", gradient.sizes(),
+                  ", is in float16, where taking the scale out would make small numbers vanish; keep parameters in "
+                  "float32 and use autocast, or take a MasterWeightOptimizer");
+      if (gradient.is_sparse()) gradient = gradient._values();
+      if (gradient.is_complex()) gradient = at::view_as_real(gradient);
+      size_t kind = 0;
+      while (kind < kinds.size() &&
+             (kinds[kind][0].device() != gradient.device() || kinds[kind][0].scalar_type() != gradient.scalar_type())) {
+        ++kind;
+      }
+      if (kind == kinds.size()) kinds.emplace_back();
+      kinds[kind].push_back(std::move(gradient));
+    }
+  }
+  return kinds;
+}
+
+void RefuseClosure(const torch::optim::Optimizer& optimizer, bool closure, const char* scaler) {
+  TORCH_CHECK(
+      !closure && dynamic_cast<const torch::optim::LBFGS*>(&optimizer) == nullptr, scaler, ": ", Describe(optimizer),
+      " runs a closure, which computes the loss and its gradients anew within the step, where neither the scale "
+      "is taken out of them nor an overflow is seen; use bfloat16 or float32 without a scaler for it");
+}
+
+std::string Describe(const torch::optim::Optimizer& optimizer) {
+  size_t parameters = 0;
+  for (const auto& group : optimizer.param_groups()) parameters += group.params().size();
+  return c10::demangle(typeid(optimizer).name()) + " of " + std::to_string(parameters) + " parameters";
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <string>
+#include <vector>
+
+namespace lockstep::internal {
+
+/// The optimizer's gradients, those of master weights taken over, in lists of one device and dtype each, to be changed
+/// in place: of sparse ones the values, of complex ones both parts. Throws for float16, in the name of `scaler`.
+std::vector<std::vector<at::Tensor>> GradientsByKind(torch::optim::Optimizer& optimizer, const char* scaler);
+
+/// Throws when the optimizer shall run a closure, or can't do without, and says why that doesn't go with `scaler`.
+void RefuseClosure(const torch::optim::Optimizer& optimizer, bool closure, const char* scaler);
+
+/// For errors: the optimizer's type, and how many parameters it has.
+std::string Describe(const torch::optim::Optimizer& optimizer);
+
+}  // namespace lockstep::internal

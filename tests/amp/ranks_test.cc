@@ -1,0 +1,228 @@
+// A scaler over ranks: an overflow on one skips the step on all, however the gradients come together.
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
+
+#include <limits>
+
+#include "lockstep/amp/grad_scaler.h"
+#include "lockstep/amp/master_weight_optimizer.h"
+#include "lockstep/amp/scaler_sync.h"
+#include "lockstep/comm/process_group.h"
+#include "lockstep/ddp/distributed_data_parallel.h"
+#include "lockstep/ddp/sharded_optimizer.h"
+#include "lockstep/optim/clip_gradients.h"
+
+namespace lockstep {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+const ProcessGroupPtr& Group() {
+  static const ProcessGroupPtr group = InitProcessGroup().value();
+  return group;
+}
+int Rank() { return GetRank(Group()); }
+int World() { return GetWorldSize(Group()); }
+bool IsLast() { return Rank() == World() - 1; }
+
+GradScaler MakeScaler(bool with_group = true) {
+  GradScalerOptions options;
+  if (with_group) options.group = Group();
+  return GradScaler(options);
+}
+
+/// A step that the last rank alone can't take: nobody takes it, and all are as before but for the scale.
+void ExpectSkippedByAll(GradScaler& scaler, torch::optim::Optimizer& optimizer,
+                        const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> before;
+  for (const auto& parameter : parameters) before.push_back(parameter.detach().clone());
+  EXPECT_FALSE(scaler.Step(optimizer));
+  scaler.Update();
+  EXPECT_EQ(scaler.scale(), 32768);
+  CheckScalersEqual(scaler, Group());
+  for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(parameters[i].equal(before[i]));
+}
+
+struct Model {
+  Model() {
+    torch::manual_seed(1);
+    layer = torch::nn::Linear(4, 3);
+  }
+  torch::nn::Linear layer{nullptr};
+  const at::Tensor x = at::ones({2, 4});
+  const float factor = IsLast() ? kInf : 1.f;
+};
+
+TEST(ScalerRanks, AveragedGradients) {
+  Model m;
+  DistributedDataParallel ddp(m.layer, Group());
+  torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(1.));
+  GradScaler scaler = MakeScaler();
+  (scaler.Scale(ddp.forward(m.x).sum()) * m.factor).backward();
+  ExpectSkippedByAll(scaler, optimizer, ddp.parameters());
+}
+
+TEST(ScalerRanks, ParametersThatAreNotAveraged) {
+  Model m;
+  m.layer->weight.set_requires_grad(false);  // frozen
+  DistributedDataParallelOptions options;
+  options.ignored = {"bias"};
+  at::Tensor own = at::ones({3}).requires_grad_();  // never in the wrapper
+  torch::optim::SGD optimizer({m.layer->weight, m.layer->bias, own}, torch::optim::SGDOptions(1.));
+  GradScaler scaler = MakeScaler();
+  scaler.Scale(((m.layer->forward(m.x) * own).sum())).backward();
+  if (IsLast()) own.mutable_grad().fill_(kInf);
+  ExpectSkippedByAll(scaler, optimizer, {m.layer->weight, m.layer->bias, own});
+}
+
+TEST(ScalerRanks, GradientsThatWereOnlyAccumulated) {
+  Model m;
+  DistributedDataParallel ddp(m.layer, Group());
+  torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(1.));
+  GradScaler scaler = MakeScaler();
+  const DistributedDataParallelBase::NoSync no_sync(ddp);
+  (scaler.Scale(ddp.forward(m.x).sum()) * m.factor).backward();
+  ExpectSkippedByAll(scaler, optimizer, ddp.parameters());
+}
+
+TEST(ScalerRanks, ARankWithoutAnyGradient) {
+  Model m;
+  torch::optim::SGD optimizer(m.layer->parameters(), torch::optim::SGDOptions(1.));
+  GradScaler scaler = MakeScaler();
+  at::Tensor loss = scaler.Scale(m.layer->forward(m.x).sum());
+  if (IsLast()) (loss * kInf).backward();
+  ExpectSkippedByAll(scaler, optimizer, m.layer->parameters());
+}
+
+TEST(ScalerRanks, RanksThatHaveRunOut) {
+  Model m;
+  DistributedDataParallel ddp(m.layer, Group());
+  torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(1e-3));
+  GradScaler scaler = MakeScaler();
+  Join join({&ddp}, Group());
+  const int mine = 2 + Rank(), longest = 1 + World();
+  int step = 0, skipped = 0;
+  for (;; ++step) {
+    const Join::Step next = join.Next(step < mine);
+    if (next == Join::Step::kEnd) break;
+    optimizer.zero_grad();
+    at::Tensor loss = scaler.Scale(ddp.forward(m.x).sum());
+    if (step == longest - 1 && IsLast()) loss = loss * kInf;
+    if (next == Join::Step::kShadow) loss = loss * std::nan("");  // counts for nothing
+    loss.backward();
+    skipped += scaler.Step(optimizer) ? 0 : 1;
+    scaler.Update();
+    CheckScalersEqual(scaler, Group());
+  }
+  EXPECT_EQ(step, longest);
+  EXPECT_EQ(skipped, 1);
+  ddp.CheckParametersEqual();
+}
+
+template <typename Optimizer>
+void ExpectShards(const torch::nn::Linear& layer) {
+  ShardedReducer* reducer = nullptr;
+  DistributedDataParallelOptions options;
+  options.make_reducer = [&](auto parameters, const auto& group) {
+    auto made = std::make_unique<ShardedReducer>(std::move(parameters), group);
+    reducer = made.get();
+    return made;
+  };
+  DistributedDataParallel ddp(layer, Group(), options);
+  ShardedOptimizer<Optimizer> optimizer(*reducer, torch::optim::AdamOptions(1e-2));
+  GradScaler scaler = MakeScaler();
+  // Only the first weight's gradient overflows, which is in one rank's shard.
+  const auto backward = [&](float factor) {
+    optimizer.zero_grad();
+    const at::Tensor x = at::zeros({2, 4}, layer->weight.options().requires_grad(false));
+    x.fill_(1).select(1, 0).fill_(factor);
+    scaler.Scale(ddp.forward(x).to(at::kFloat).select(1, 0).sum()).backward();
+  };
+  backward(kInf);
+  ExpectSkippedByAll(scaler, optimizer, ddp.parameters());
+  const at::Tensor before = layer->weight.detach().clone();
+  backward(1);
+  scaler.Unscale(optimizer);
+  // Gradients of the first output's row and bias are 2, the others 0.
+  GradientNormOptions norm;
+  norm.shard_group = reducer->shard_group();
+  const auto parameters = AllParameters(optimizer);
+  EXPECT_NEAR(GradientNorm(parameters, norm).template item<double>(), std::sqrt(5 * 4.), 1e-3);
+  norm.norm_type = 1;
+  EXPECT_NEAR(GradientNorm(parameters, norm).template item<double>(), 10, 1e-3);
+  norm.norm_type = kInf;
+  EXPECT_NEAR(GradientNorm(parameters, norm).template item<double>(), 2, 1e-3);
+  norm.norm_type = 2;
+  EXPECT_NEAR(ClipGradientNorm(parameters, 1, norm).template item<double>(), std::sqrt(5 * 4.), 1e-3);
+  EXPECT_NEAR(GradientNorm(parameters, norm).template item<double>(), 1, 1e-3);
+  EXPECT_TRUE(scaler.Step(optimizer));
+  scaler.Update();
+  EXPECT_FALSE(layer->weight.equal(before));
+  ddp.CheckParametersEqual();
+}
+
+TEST(ScalerRanks, Shards) { ExpectShards<torch::optim::Adam>(Model().layer); }
+
+TEST(ScalerRanks, ShardsOfMasterWeights) {
+  torch::nn::Linear layer = Model().layer;
+  layer->to(at::kBFloat16);
+  ExpectShards<MasterWeightOptimizer<torch::optim::Adam>>(layer);
+}
+
+TEST(ScalerRanks, ANaNOfOneShardIsTheNormOfAll) {
+  at::Tensor p = at::ones({2}).requires_grad_();
+  p.mutable_grad() = at::full({2}, IsLast() ? std::nanf("") : 1.f);
+  for (const double type : {1., 2., static_cast<double>(kInf)}) {
+    EXPECT_TRUE(GradientNorm({p}, {type, Group()}).isnan().item<bool>()) << type;
+  }
+}
+
+TEST(ScalerRanks, AnUpdateOfWhatWasOnlyUnscaledIsAgreedToo) {
+  Model m;
+  torch::optim::SGD one({m.layer->weight}, torch::optim::SGDOptions(1.)),
+      other({m.layer->bias}, torch::optim::SGDOptions(1.));
+  GradScaler scaler = MakeScaler();
+  scaler.Scale(m.layer->forward(m.x).sum()).backward();
+  if (IsLast()) m.layer->bias.mutable_grad().fill_(kInf);
+  EXPECT_TRUE(scaler.Step(one)) << "each optimizer for itself";
+  scaler.Unscale(other);
+  scaler.Update();
+  EXPECT_EQ(scaler.scale(), 32768);
+  CheckScalersEqual(scaler, Group());
+}
+
+TEST(ScalerRanks, ANormThatIsNotFiniteOnOneRankSkipsTheStepOnAll) {
+  Model m;
+  torch::optim::SGD optimizer(m.layer->parameters(), torch::optim::SGDOptions(1.));
+  GradScaler scaler = MakeScaler();
+  scaler.Scale(m.layer->forward(m.x).sum()).backward();
+  scaler.Unscale(optimizer);
+  scaler.AddFoundInf(optimizer, at::full({}, IsLast()));
+  ExpectSkippedByAll(scaler, optimizer, m.layer->parameters());
+}
+
+TEST(ScalerRanks, WithoutAGroupScalesDriftApartAndTheCheckSaysSo) {
+  if (World() == 1) return;
+  Model m;
+  torch::optim::SGD optimizer(m.layer->parameters(), torch::optim::SGDOptions(1.));
+  GradScaler scaler = MakeScaler(/*with_group=*/false);
+  (scaler.Scale(m.layer->forward(m.x).sum()) * m.factor).backward();
+  EXPECT_EQ(scaler.Step(optimizer), !IsLast());
+  scaler.Update();
+  try {
+    CheckScalersEqual(scaler, Group());
+    ADD_FAILURE() << "no error";
+  } catch (const c10::Error& e) {
+    EXPECT_NE(std::string(e.what()).find("rank " + std::to_string(World() - 1) + " has"), std::string::npos)
+        << e.what();
+    EXPECT_NE(std::string(e.what()).find("GradScalerOptions::group"), std::string::npos) << e.what();
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
