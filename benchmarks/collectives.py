@@ -7,13 +7,13 @@ Ours and Gloo are timed in one process per rank at `Backend::allreduce(...)->wai
 with its defaults at MPI_Allreduce (benchmarks/mpi_all_reduce.c, compiled here). Open MPI is installed with
 `apt-get install openmpi-bin libopenmpi-dev` when it is missing.
 """
-import json
 import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
+
+import compare
 
 KIB, MIB = 1 << 10, 1 << 20
 RANK, LAUNCHER, MPI_SOURCE = "benchmarks/all_reduce", "launch/lockstep_run", "benchmarks/mpi_all_reduce.c"
@@ -21,14 +21,6 @@ SIZES = {2: [KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB
          8: [KIB, 4 * KIB, 64 * KIB, 256 * KIB, 4 * MIB]}
 BLOCKS = "3"
 SUBJECTS = ("shared", "staged", "gloo", "mpi", "copy")
-
-
-def run(command):
-    env = {k: v for k, v in os.environ.items() if k != "BUILD_WORKING_DIRECTORY"}
-    result = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    if result.returncode != 0:
-        sys.exit(f"{' '.join(command)}: {result.stderr.strip()}")
-    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
 
 
 def compile_mpi():
@@ -49,12 +41,7 @@ def time_text(seconds):
 
 
 def main():
-    rounds = 5
-    for argument in sys.argv[1:]:
-        if argument.startswith("--rounds=") and argument[9:].isdigit() and int(argument[9:]) > 0:
-            rounds = int(argument[9:])
-        else:
-            sys.exit(f"unknown argument {argument}; known: --rounds=N")
+    rounds = compare.rounds()
     mpi = compile_mpi()
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     results = {}
@@ -65,7 +52,7 @@ def main():
         print("Open MPI:", " ".join(peer), flush=True)
         for _ in range(rounds):
             for command in ([LAUNCHER, f"--nproc_per_node={ranks}", RANK, BLOCKS, *sizes], peer):
-                for line in run(command):
+                for line in compare.json_lines(command, dict(os.environ)):
                     for name, seconds in line.items():
                         if name != "bytes":
                             results.setdefault((ranks, line["bytes"], name), []).append(seconds)
@@ -82,9 +69,7 @@ def main():
     def ratio(what, ranks, size, peer, ours, target, at_most=False):
         value = median[ranks, size, ours] / median[ranks, size, peer] if at_most else \
             median[ranks, size, peer] / median[ranks, size, ours]
-        good = value <= target if at_most else value >= target
-        print(f"ratio: {ranks} ranks, {text(size)}, {what}: {value:.2f} (target {'<=' if at_most else '>='} {target})"
-              f"{'' if good else '  MISSED'}")
+        compare.ratio(f"{ranks} ranks, {text(size)}, {what}", value, target, at_most)
 
     ratio("Gloo / ours in shared memory", 2, 64 * MIB, "gloo", "shared", 15)
     ratio("Gloo / ours staged", 2, 64 * MIB, "gloo", "staged", 5)

@@ -15,21 +15,15 @@ import sys
 import tempfile
 import time
 
+import compare
+
 DATA = "/usr/share/datasets/fashion-mnist"
 EPOCHS, BATCH = 3, 256
 HERE = os.path.dirname(os.path.abspath(sys.argv[0]))
 OURS, CSV_READER, PEER = "examples/mnist/mnist", "benchmarks/read_csv", "benchmarks/mnist_peer.py"
 
 
-def environment():
-    env = {k: v for k, v in os.environ.items() if k not in ("BUILD_WORKING_DIRECTORY", "OMP_NUM_THREADS")}
-    cuda = os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "lib64")
-    env["LD_LIBRARY_PATH"] = ":".join(filter(None, [cuda, env.get("LD_LIBRARY_PATH")]))
-    env["OMP_NUM_THREADS"] = "1"
-    return env
-
-
-ENV = environment()
+ENV = compare.environment()
 
 
 def ours_command(run_dir, *flags, backend="gloo"):
@@ -91,8 +85,8 @@ class Reader:
 
 
 def main():
-    blocks = next((int(a.split("=")[1]) for a in sys.argv[1:] if a.startswith("--blocks=")), 5)
-    python = subprocess.run(["benchmarks/install_python_peer.sh"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    blocks = compare.rounds("blocks")
+    python = compare.python_peer()
     folder = tempfile.mkdtemp()
     csv = folder + "/fashion.csv"
     write_csv(csv)
@@ -136,7 +130,7 @@ def main():
             ("images/s, 2 ranks, Python tuned", ours / median["Python, tuned"], 1.1),
             ("start to first step", median["Python, start to first step"] / median["ours, start to first step"], 4),
             ("CSV of 10,000 rows against pandas", median["pandas, CSV of 10,000 rows"] / median["ours, CSV of 10,000 rows"], 2)):
-        print(f"ratio: {name}: {value:.2f} (target >= {target})")
+        compare.ratio(name, value, target)
 
 
 if __name__ == "__main__":

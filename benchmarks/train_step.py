@@ -6,11 +6,11 @@
 In each round every program runs once; within a program the subjects take turns (benchmarks/train_step.cc). One thread per
 rank everywhere. Python's PyTorch of the same version is installed by install_python_peer.sh at the first run.
 """
-import json
 import os
 import statistics
-import subprocess
 import sys
+
+import compare
 
 RANK, LAUNCHER, PEER = "benchmarks/train_step_rank", "launch/lockstep_run", "benchmarks/train_step_peer.py"
 BLOCKS = 3
@@ -19,23 +19,11 @@ TENSORS = [10, 100, 1000, 10000]
 WORLDS = [1, 2, 4, 8]
 
 
-def environment():
-    env = {k: v for k, v in os.environ.items() if k != "BUILD_WORKING_DIRECTORY"}
-    cuda = os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "lib64")
-    env["LD_LIBRARY_PATH"] = ":".join(filter(None, [cuda, env.get("LD_LIBRARY_PATH")]))
-    env["OMP_NUM_THREADS"] = "1"
-    return env
-
-
-ENV = environment()
+ENV = compare.environment()
 
 
 def run(command):
-    result = subprocess.run(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    if result.returncode != 0 or len(lines) != 1:
-        sys.exit(f"{' '.join(command)}: {result.stderr.strip()}")
-    return lines[0]
+    return compare.json_lines(command, ENV)[0]
 
 
 def ours(ranks, model, steps, *subjects):
@@ -44,13 +32,8 @@ def ours(ranks, model, steps, *subjects):
 
 
 def main():
-    rounds = 5
-    for argument in sys.argv[1:]:
-        if argument.startswith("--rounds=") and argument[9:].isdigit() and int(argument[9:]) > 0:
-            rounds = int(argument[9:])
-        else:
-            sys.exit(f"unknown argument {argument}; known: --rounds=N")
-    python = subprocess.run(["benchmarks/install_python_peer.sh"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    rounds = compare.rounds()
+    python = compare.python_peer()
     results = {}
 
     def take(key, measured):
@@ -91,17 +74,13 @@ def main():
                               [cell("mlp, worlds", world, s) for s in ("ours/shm", "ours/gloo", "torch/gloo")]), "|")
     print()
 
-    def ratio(name, value, target, at_most=False):
-        good = value <= target if at_most else value >= target
-        print(f"ratio: {name}: {value:.2f} (target {'<=' if at_most else '>='} {target}){'' if good else '  MISSED'}")
-
-    ratio("MLP, 2 ranks on shm / 1 rank", median["mlp", 2, "ours/shm"] / median["mlp", 1, "plain"], 1.3, at_most=True)
-    ratio("MLP, 2 uncoupled ranks / 1 rank (the machine's floor)", median["mlp", 2, "plain"] / median["mlp", 1, "plain"], 1.3,
+    compare.ratio("MLP, 2 ranks on shm / 1 rank", median["mlp", 2, "ours/shm"] / median["mlp", 1, "plain"], 1.3, at_most=True)
+    compare.ratio("MLP, 2 uncoupled ranks / 1 rank (the machine's floor)", median["mlp", 2, "plain"] / median["mlp", 1, "plain"], 1.3,
           at_most=True)
-    ratio("MLP, 2 ranks, Python's DDP on Gloo / ours on shm", median["mlp", 2, "python/gloo"] / median["mlp", 2, "ours/shm"], 2.5)
+    compare.ratio("MLP, 2 ranks, Python's DDP on Gloo / ours on shm", median["mlp", 2, "python/gloo"] / median["mlp", 2, "ours/shm"], 2.5)
     for model, name, _ in PAIRS:
-        ratio(f"{name}, 2 ranks on Gloo, c10d::Reducer / ours", median[model, 2, "torch/gloo"] / median[model, 2, "ours/gloo"], 0.95)
-        ratio(f"{name}, 1 rank, wrapped / plain", median[model, 1, "ours/alone"] / median[model, 1, "plain"], 1.02, at_most=True)
+        compare.ratio(f"{name}, 2 ranks on Gloo, c10d::Reducer / ours", median[model, 2, "torch/gloo"] / median[model, 2, "ours/gloo"], 0.95)
+        compare.ratio(f"{name}, 1 rank, wrapped / plain", median[model, 1, "ours/alone"] / median[model, 1, "plain"], 1.02, at_most=True)
 
 
 if __name__ == "__main__":

@@ -218,9 +218,6 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   if (c.amp != "auto" && c.amp != "off" && c.amp != "bf16" && c.amp != "fp16") {
     return Invalid(absl::StrCat("--amp=", c.amp, ": unknown; known: auto, off, bf16, fp16"));
   }
-  if (c.loss_scale != 0 && (c.amp == "off" || c.amp == "bf16")) {
-    return Invalid(absl::StrCat("--loss_scale=", c.loss_scale, ": there is no loss scaling with --amp=", c.amp));
-  }
   if (c.matmul_precision != "highest" && c.matmul_precision != "high" && c.matmul_precision != "medium") {
     return Invalid(absl::StrCat("--matmul_precision=", c.matmul_precision, ": unknown; known: highest, high, medium"));
   }
@@ -247,6 +244,10 @@ absl::StatusOr<Plan> MakePlan(const Config& config, int gpu_count) {
   }
   plan.cuda = !devices.empty();
   LOCKSTEP_RETURN_IF_ERROR(lockstep::ValidateBackend(config.backend, plan.cuda));
+  if (config.loss_scale != 0 && !(config.amp == "fp16" || (config.amp == "auto" && plan.cuda))) {
+    return Invalid(absl::StrCat("--loss_scale=", config.loss_scale, ": there is no loss scaling with --amp=",
+                                config.amp, config.amp == "auto" ? " on the CPU" : ""));
+  }
 
   const int available = static_cast<int>(devices.size());
   if (env.launched) {

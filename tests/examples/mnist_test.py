@@ -192,6 +192,44 @@ class Training(unittest.TestCase):
         result = run("--amp=fp16", "--batch_size=8", "--log_every=1", "--run_dir=" + d, csv_path=csv(40))
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("65536", open(os.path.join(d, "steps.jsonl")).read())
+        self.assertEqual(metrics(d)[0]["loss_scale"], 65536)
+        self.assertEqual(metrics(d)[0]["skipped_steps"], 0)
+
+    def test_loss_scalers_resume_and_are_told_of(self):
+        small = csv(40)
+        for scaler in ((), ("--loss_scale=1024",)):
+            flags = ("--amp=fp16", "--batch_size=8", "--max_grad_norm=1", *scaler)
+            whole, part = os.path.join(folder(), "run"), os.path.join(folder(), "run")
+            result = run("--run_dir=" + whole, "--epochs=2", *flags, csv_path=small)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertRegex(result.stdout, "scale 1024, 0 skipped" if scaler else "scale 65536, 0 skipped")
+            self.assertEqual(run("--run_dir=" + part, "--epochs=1", *flags, csv_path=small).returncode, 0)
+            self.assertEqual(run("--resume=" + part, "--epochs=2", *flags, csv_path=small).returncode, 0)
+            self.assertEqual(untimed(part), untimed(whole))
+        # A fixed scale's state is none of a dynamic scaler; without any the run goes on.
+        result = run("--resume=" + part, "--epochs=3", "--amp=fp16", csv_path=small)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("'scaler': GradScaler: the state has no '_growth_tracker'", result.stderr)
+        self.assertEqual(run("--resume=" + part, "--epochs=3", csv_path=small).returncode, 0)
+
+    def test_numerics_groups_and_rates(self):
+        d = os.path.join(folder(), "run")
+        flags = ("--scale_lr=sqrt", "--decay_biases_and_norms=false", "--deterministic", "--matmul_precision=high", "--max_grad_value=0.1")
+        result = run("--run_dir=" + d, "--epochs=1", "--lr=0.1", "--weight_decay=0.01", "--amp=bf16", *flags)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        config = json.load(open(d + "/config.json"))
+        self.assertEqual([config[k] for k in ("scale_lr", "deterministic", "matmul_precision", "amp", "lr")],
+                         ["sqrt", True, "high", "bf16", 0.1])
+        self.assertAlmostEqual(metrics(d)[0]["learning_rate"], 0.1 * 2 ** 0.5)
+        self.assertNotIn("loss_scale", metrics(d)[0])
+        # The rate of the run is kept, and one that is given is scaled too.
+        self.assertEqual(run("--resume=" + d, "--epochs=2", *flags).returncode, 0)
+        self.assertEqual(run("--resume=" + d, "--epochs=3", "--lr=0.05", *flags).returncode, 0)
+        self.assertAlmostEqual(metrics(d)[1]["learning_rate"], 0.1 * 2 ** 0.5)
+        self.assertAlmostEqual(metrics(d)[2]["learning_rate"], 0.05 * 2 ** 0.5)
+        config = json.load(open(d + "/config.json"))
+        self.assertAlmostEqual(config["lr"], 0.05)
+        self.assertAlmostEqual(config["weight_decay"], 0.01)
 
     def test_lines_instead_of_the_bar(self):
         result = run("--log_every=2")
@@ -290,6 +328,9 @@ class BadInput(unittest.TestCase):
                            ("--pixel_scale=0", "--pixel_scale=0"), ("--backend=carrier-pigeon", "known: auto, shm, gloo"),
                            ("--flight_recorder=/nowhere/at/all", "--flight_recorder=/nowhere/at/all: no folder"),
                            ("--backend=mpi", "mpirun"), ("--backend=nccl", "nccl"), ("--nproc_per_node=-1", "--nproc_per_node=-1"),
+                           ("--scale_lr=cubic", "known: none, linear, sqrt"), ("--matmul_precision=low", "known: highest, high"),
+                           ("--max_grad_norm=-1", "--max_grad_norm=-1"), ("--max_grad_value=nan", "--max_grad_value=nan"),
+                           ("--loss_scale=-2", "--loss_scale=-2"), ("--loss_scale=8", "no loss scaling with --amp=auto on the CPU"),
                            ("--frobnicate", "frobnicate"), ("stray", "unexpected argument 'stray'"),
                            ("--data_dir=/tmp", "give one of them")):
             self.expect(want, flag)
