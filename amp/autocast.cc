@@ -1,5 +1,6 @@
 #include "lockstep/amp/autocast.h"
 
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 
@@ -21,7 +22,10 @@ AutocastGuard::AutocastGuard(c10::DeviceType device, std::optional<at::ScalarTyp
       gradients_before_(gradients),
       dtype_before_(at::autocast::get_autocast_dtype(device)) {
   TORCH_CHECK(!dtype || *dtype == at::kBFloat16 || *dtype == at::kHalf,
-              "AutocastGuard: the dtype must be bfloat16 or float16");
+              "AutocastGuard: the dtype must be bfloat16 or float16; std::nullopt turns autocast off");
+  if (dtype && device == at::kCUDA && !at::hasCUDA()) {
+    TORCH_WARN_ONCE("AutocastGuard: autocast for CUDA, but there is no CUDA here; on the CPU it is at::kCPU");
+  }
   gradients = c10::GradMode::is_enabled();
   if (at::autocast::increment_nesting() == 1) {
     has_cache = !cache_taken.exchange(true);

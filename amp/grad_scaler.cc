@@ -7,48 +7,48 @@
 #include <limits>
 
 #include "lockstep/amp/internal/unscale.h"
+#include "lockstep/amp/master_weights.h"
 
 #include "lockstep/base/logging.h"
 
 namespace lockstep {
 namespace {
 
-void CheckScale(double scale) {
-  TORCH_CHECK(std::isfinite(scale) && scale > 0, "GradScaler: the scale must be over 0 and finite, is ", scale);
-}
-void CheckGrowthFactor(double factor) {
-  TORCH_CHECK(std::isfinite(factor) && factor > 1, "GradScaler: growth_factor must be over 1, is ", factor);
-}
-void CheckBackoffFactor(double factor) {
-  TORCH_CHECK(factor > 0 && factor < 1, "GradScaler: backoff_factor must be between 0 and 1, is ", factor);
-}
-void CheckGrowthInterval(int64_t interval) {
-  TORCH_CHECK(interval >= 1 && interval <= std::numeric_limits<int32_t>::max(),
-              "GradScaler: growth_interval must be at least 1, is ", interval);
+bool IsGrowthFactor(double factor) { return std::isfinite(factor) && factor > 1; }
+bool IsBackoffFactor(double factor) { return factor > 0 && factor < 1; }
+bool IsCount(double count) { return count <= std::numeric_limits<int32_t>::max() && count == std::floor(count); }
+bool IsGrowthInterval(double interval) { return interval >= 1 && IsCount(interval); }
+
+at::Device AnyDevice(const torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    if (!group.params().empty()) return group.params().front().device();
+  }
+  return at::kCPU;
 }
 
 }  // namespace
 
 GradScaler::GradScaler(GradScalerOptions options) : options_(std::move(options)), init_scale_(options_.init_scale) {
   if (!options_.enabled) return;
-  CheckScale(options_.init_scale);
-  CheckGrowthFactor(options_.growth_factor);
-  CheckBackoffFactor(options_.backoff_factor);
-  CheckGrowthInterval(options_.growth_interval);
+  TORCH_CHECK(internal::IsScale(init_scale_), "GradScaler: init_scale must be over 0 and finite, is ", init_scale_);
+  set_growth_factor(options_.growth_factor);
+  set_backoff_factor(options_.backoff_factor);
+  set_growth_interval(options_.growth_interval);
 }
 
 void GradScaler::set_growth_factor(double factor) {
-  CheckGrowthFactor(factor);
+  TORCH_CHECK(IsGrowthFactor(factor), "GradScaler: growth_factor must be over 1, is ", factor);
   options_.growth_factor = factor;
 }
 
 void GradScaler::set_backoff_factor(double factor) {
-  CheckBackoffFactor(factor);
+  TORCH_CHECK(IsBackoffFactor(factor), "GradScaler: backoff_factor must be between 0 and 1, is ", factor);
   options_.backoff_factor = factor;
 }
 
 void GradScaler::set_growth_interval(int64_t interval) {
-  CheckGrowthInterval(interval);
+  TORCH_CHECK(IsGrowthInterval(static_cast<double>(interval)), "GradScaler: growth_interval must be at least 1, is ",
+              interval);
   options_.growth_interval = interval;
 }
 
@@ -58,16 +58,18 @@ void GradScaler::Initialize(const at::Device& device) {
   growth_tracker_ = at::full({}, init_growth_tracker_, at::TensorOptions(device).dtype(at::kInt));
 }
 
-at::Tensor GradScaler::Scale(const at::Tensor& loss) {
+at::Tensor GradScaler::ScaleLoss(const at::Tensor& loss) {
   if (!options_.enabled) return loss;
   Initialize(loss.device());
-  return loss * scale_.to(loss.device(), /*non_blocking=*/true);
+  return loss * scale_.to(loss.device());
 }
 
 GradScaler::PerOptimizer& GradScaler::UnscaleOnce(torch::optim::Optimizer& optimizer) {
   auto& mine = optimizers_[&optimizer];
   if (mine.stage == Stage::kUnscaled) return mine;
-  TORCH_CHECK(scale_.defined(), "GradScaler: nothing was scaled yet; call Scale(loss).backward() first");
+  TORCH_CHECK(scale_.defined() || options_.group,
+              "GradScaler: nothing was scaled yet; call Scale(loss).backward() first");
+  if (!scale_.defined()) Initialize(AnyDevice(optimizer));
   const at::NoGradGuard no_grad;
   // The reciprocal in double, as in Python: 1 / scale in float may be subnormal.
   const at::Tensor inv_scale = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
@@ -79,8 +81,8 @@ GradScaler::PerOptimizer& GradScaler::UnscaleOnce(torch::optim::Optimizer& optim
       continue;
     }
     at::Tensor found = at::zeros({}, found_inf.options().device(device));
-    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found, inv_scale.to(device, /*non_blocking=*/true));
-    found_inf += found.to(scale_.device(), /*non_blocking=*/device.is_cuda() && scale_.is_cuda());
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found, inv_scale.to(device));
+    found_inf += found.to(scale_.device());
   }
   mine.found_inf = found_inf;
   mine.stage = Stage::kUnscaled;
@@ -88,7 +90,10 @@ GradScaler::PerOptimizer& GradScaler::UnscaleOnce(torch::optim::Optimizer& optim
 }
 
 void GradScaler::Unscale(torch::optim::Optimizer& optimizer) {
-  if (!options_.enabled) return;
+  if (!options_.enabled) {
+    if (auto* master = MasterWeights::Of(optimizer)) master->TakeGradients();
+    return;
+  }
   const Stage stage = optimizers_[&optimizer].stage;
   TORCH_CHECK(stage != Stage::kUnscaled, "GradScaler: Unscale was already called since the last Update on ",
               internal::Describe(optimizer));
@@ -101,6 +106,7 @@ void GradScaler::AddFoundInf(torch::optim::Optimizer& optimizer, const at::Tenso
   auto& mine = optimizers_[&optimizer];
   TORCH_CHECK(mine.stage == Stage::kUnscaled, "GradScaler: AddFoundInf belongs between Unscale and Step, for ",
               internal::Describe(optimizer));
+  TORCH_CHECK(found_inf.numel() == 1, "GradScaler: AddFoundInf takes one number, not ", found_inf.numel());
   mine.found_inf = mine.found_inf + found_inf.detach().to(mine.found_inf.options()).squeeze();
 }
 
@@ -113,11 +119,11 @@ bool GradScaler::Step(torch::optim::Optimizer& optimizer, torch::optim::Optimize
   TORCH_CHECK(optimizers_[&optimizer].stage != Stage::kStepped,
               "GradScaler: Step was already called since the last Update on ", internal::Describe(optimizer));
   auto& mine = UnscaleOnce(optimizer);
-  AllReduce(mine.found_inf, options_.group, c10d::ReduceOp::MAX);
+  if (!mine.agreed) AllReduce(mine.found_inf, options_.group, c10d::ReduceOp::MAX);
   mine.agreed = true;
-  mine.stage = Stage::kStepped;
   const bool finite = mine.found_inf.item<float>() == 0;
   if (finite) optimizer.step();
+  mine.stage = Stage::kStepped;  // not if the step throws: it may be tried again
   skipped_ = skipped_ || !finite;
   return finite;
 }
@@ -146,9 +152,9 @@ void GradScaler::WarnOfSmallScale() {
   const double now = scale();
   if (now >= kSmall) return;
   warned_ = true;
-  if (GetRank(options_.group) != 0) return;
+  if (GetRank(options_.group) != 0) return;  // all have the same
   LOG(WARNING)
-      << "GradScaler: after many skipped steps the loss scale is " << now
+      << "rank " << GetRank(options_.group) << ": GradScaler: after many skipped steps the loss scale is " << now
       << ". That is no overflow any more: gradients are infinite or not a number at any scale. Usual causes: "
          "such a number in the data or the loss (a logarithm or division of zero), a learning rate that is too "
          "high, or weights that were trained in bfloat16 and don't fit into float16";
@@ -156,7 +162,7 @@ void GradScaler::WarnOfSmallScale() {
 
 void GradScaler::Update(double new_scale) {
   if (!options_.enabled) return;
-  CheckScale(new_scale);
+  TORCH_CHECK(internal::IsScale(new_scale), "GradScaler: the scale must be over 0 and finite, is ", new_scale);
   init_scale_ = new_scale;
   if (scale_.defined()) scale_.fill_(new_scale);
   optimizers_.clear();
@@ -193,13 +199,12 @@ absl::Status GradScaler::set_state(const std::map<std::string, double>& state) {
   if (state.empty()) {
     return absl::InvalidArgumentError("GradScaler: the state is empty; it was saved by a scaler that was not enabled");
   }
-  constexpr double kMaxInt = std::numeric_limits<int32_t>::max();
   const std::map<std::string, bool (*)(double)> valid = {
-      {"scale", [](double v) { return v > 0 && v <= std::numeric_limits<float>::max(); }},
-      {"growth_factor", [](double v) { return v > 1 && std::isfinite(v); }},
-      {"backoff_factor", [](double v) { return v > 0 && v < 1; }},
-      {"growth_interval", [](double v) { return v >= 1 && v <= kMaxInt && v == std::floor(v); }},
-      {"_growth_tracker", [](double v) { return v >= 0 && v <= kMaxInt && v == std::floor(v); }}};
+      {"scale", internal::IsScale},
+      {"growth_factor", IsGrowthFactor},
+      {"backoff_factor", IsBackoffFactor},
+      {"growth_interval", IsGrowthInterval},
+      {"_growth_tracker", [](double steps) { return steps >= 0 && IsCount(steps); }}};
   for (const auto& [key, is_valid] : valid) {
     const auto found = state.find(key);
     if (found == state.end()) {

@@ -24,17 +24,17 @@ struct GradScalerOptions {
 /// Dynamic loss scaling, with the numbers of Python's `torch.amp.GradScaler` (Micikevicius et al., arXiv:1710.03740):
 /// a step with an infinite or NaN gradient is skipped and the scale multiplied by `backoff_factor`; after
 /// `growth_interval` good steps in a row it is multiplied by `growth_factor`. Any number of losses, optimizers and
-/// devices; one Update for all. Only Step waits for the device, once. An optimizer without any gradient is stepped, so
-/// that a rank which has none follows the others. Not thread-safe.
+/// devices; one Update for all. Step waits for the device, once, and Update when a step was skipped. An optimizer
+/// without any gradient is stepped, so that a rank which has none follows the others. After an exception between Scale
+/// and Update, `Update(scale())` forgets what was begun. Not thread-safe.
 class GradScaler : public LossScaler {
  public:
   /// Throws c10::Error for options out of range: the initial scale must be over 0 and finite, growth over 1, backoff
   /// between 0 and 1, the interval at least 1.
   explicit GradScaler(GradScalerOptions options = {});
 
-  using LossScaler::Scale;
-  at::Tensor Scale(const at::Tensor& loss) override;
-  /// Throws when called twice since the last Update, or after Step, before any Scale, or for half-precision gradients.
+  /// Throws when called twice since the last Update, or after Step, before any Scale (unless there is a group: then
+  /// others may have losses), or for half-precision gradients.
   void Unscale(torch::optim::Optimizer& optimizer) override;
   void AddFoundInf(torch::optim::Optimizer& optimizer, const at::Tensor& found_inf) override;
   /// Throws when called twice since the last Update, as Unscale, and for an optimizer with a closure.
@@ -50,7 +50,7 @@ class GradScaler : public LossScaler {
   bool dynamic() const override { return options_.enabled; }
   ProcessGroupPtr group() const override { return options_.group; }
   const GradScalerOptions& options() const { return options_; }
-  /// As the constructor checks them; from the next Update on.
+  /// Throw as the constructor does; in force from the next Update on.
   void set_growth_factor(double factor);
   void set_backoff_factor(double factor);
   void set_growth_interval(int64_t interval);
@@ -60,6 +60,9 @@ class GradScaler : public LossScaler {
   std::map<std::string, double> state() const override;
   /// InvalidArgument also for keys that are missing or not known, as in a state of another version.
   absl::Status set_state(const std::map<std::string, double>& state) override;
+
+ protected:
+  at::Tensor ScaleLoss(const at::Tensor& loss) override;
 
  private:
   enum class Stage { kReady, kUnscaled, kStepped };

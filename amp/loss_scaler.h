@@ -21,7 +21,7 @@ class LossScaler {
   virtual ~LossScaler() = default;
 
   /// The loss to call backward on.
-  virtual at::Tensor Scale(const at::Tensor& loss) = 0;
+  at::Tensor Scale(const at::Tensor& loss) { return ScaleLoss(loss); }
   /// The same of several losses: vectors, pairs and tuples of tensors, nested at will.
   template <typename T>
   std::vector<T> Scale(const std::vector<T>& losses) {
@@ -38,9 +38,10 @@ class LossScaler {
     return {Scale(losses.first), Scale(losses.second)};
   }
 
-  /// Takes the scale out of the gradients now, as before clipping; Step does so itself otherwise.
+  /// Takes the scale out of the gradients now, as before clipping; Step does so itself otherwise. Afterwards the
+  /// gradients of the optimizer's parameters are what it will step with, those of master weights too.
   virtual void Unscale(torch::optim::Optimizer& optimizer) = 0;
-  /// After Unscale: a scalar that is more than 0 counts as a gradient that is not finite, as a norm of all gradients
+  /// After Unscale: one number that is more than 0 counts as a gradient that is not finite, as a norm of all gradients
   /// may be although each is finite.
   virtual void AddFoundInf(torch::optim::Optimizer& optimizer, const at::Tensor& found_inf) {}
   /// Steps the optimizer; returns whether it stepped. A dynamic scaler doesn't when a gradient is infinite or not a
@@ -60,6 +61,9 @@ class LossScaler {
   virtual std::map<std::string, double> state() const = 0;
   /// InvalidArgument, and nothing is changed, when the state is none of this kind of scaler.
   virtual absl::Status set_state(const std::map<std::string, double>& state) = 0;
+
+ protected:
+  virtual at::Tensor ScaleLoss(const at::Tensor& loss) = 0;
 };
 
 }  // namespace lockstep

@@ -18,8 +18,9 @@ namespace lockstep {
 ///     model->to(at::kBFloat16);
 ///     MasterWeightOptimizer<torch::optim::AdamW> optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
 ///
-/// A step, or a scaler's Unscale, moves the gradients out of the model. After loading weights into the model call
-/// CopyFromParameters (the trainer's checkpoints keep the copies themselves).
+/// A step, or a scaler's Unscale, moves the gradients out of the model. What else changes the model's parameters in
+/// place, such as loading weights or DistributedDataParallel's first broadcast, is taken over by the next step (for
+/// shards see CopyFromParameters). The trainer's checkpoints keep the copies themselves.
 template <typename Inner>
 class MasterWeightOptimizer : public MasterWeights, public Inner {
  public:
@@ -40,6 +41,7 @@ class MasterWeightOptimizer : public MasterWeights, public Inner {
       const c10::AutoGradMode with_gradients(true);
       loss = closure();
     }
+    FollowChanges();
     TakeGradients();
     Inner::step();
     CopyToParameters();
@@ -53,6 +55,7 @@ class MasterWeightOptimizer : public MasterWeights, public Inner {
     Inner::zero_grad(set_to_none);
   }
 
+  /// Through a pointer to LibTorch's Optimizer parameters are added as they are, without copies.
   void add_param_group(const torch::optim::OptimizerParamGroup& group) {
     Inner::add_param_group(MakeCopies({group})[0]);
   }

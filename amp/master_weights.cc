@@ -12,6 +12,7 @@ std::vector<torch::optim::OptimizerParamGroup> MasterWeights::MakeCopies(
     for (at::Tensor& parameter : group.params()) {
       if (parameter.scalar_type() != at::kHalf && parameter.scalar_type() != at::kBFloat16) continue;
       parameters_.push_back(parameter);
+      versions_.push_back(parameter._version());
       parameter = parameter.detach().to(at::kFloat).requires_grad_(parameter.requires_grad());
       copies_.push_back(parameter);
     }
@@ -21,27 +22,62 @@ std::vector<torch::optim::OptimizerParamGroup> MasterWeights::MakeCopies(
 
 void MasterWeights::TakeGradients() {
   const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> from, fresh, sums, addends;  // what is copied, and what is then added to what
   for (size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor& gradient = parameters_[i].mutable_grad();
     if (!gradient.defined()) continue;
     at::Tensor& sum = copies_[i].mutable_grad();
-    sum = sum.defined() ? sum + gradient : gradient.to(at::kFloat);
+    if (gradient.is_sparse() || (sum.defined() && sum.is_sparse())) {
+      const at::Tensor wide = gradient.to(at::kFloat);
+      sum = !sum.defined() ? wide : sum.is_sparse() ? wide + sum : sum + wide;
+    } else {
+      from.push_back(gradient);
+      fresh.push_back(at::empty_like(copies_[i], copies_[i].options().requires_grad(false)));
+      if (sum.defined()) {
+        sums.push_back(sum);
+        addends.push_back(fresh.back());
+      } else {
+        sum = fresh.back();
+      }
+    }
     gradient.reset();
   }
+  if (!from.empty()) at::_foreach_copy_(fresh, from);
+  if (!sums.empty()) at::_foreach_add_(sums, addends);
 }
 
 void MasterWeights::ClearGradients() {
   for (at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
 }
 
-void MasterWeights::CopyFromParameters() {
+void MasterWeights::CopyFromParameters() { SetCopies(parameters_); }
+
+void MasterWeights::SetCopies(const std::vector<at::Tensor>& values) {
+  TORCH_CHECK(values.size() == copies_.size(), "MasterWeights: there are ", copies_.size(), " copies, not ",
+              values.size());
   const at::NoGradGuard no_grad;
-  if (!copies_.empty()) at::_foreach_copy_(copies_, parameters_);
+  if (!copies_.empty()) at::_foreach_copy_(copies_, values);
+  for (size_t i = 0; i < copies_.size(); ++i) versions_[i] = parameters_[i]._version();
+}
+
+void MasterWeights::FollowChanges() {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < copies_.size(); ++i) {
+    if (versions_[i] != parameters_[i]._version()) copies_[i].copy_(parameters_[i]);
+    versions_[i] = parameters_[i]._version();
+  }
 }
 
 void MasterWeights::CopyToParameters() {
   const at::NoGradGuard no_grad;
-  if (!copies_.empty()) at::_foreach_copy_(parameters_, copies_);
+  std::vector<at::Tensor> to, from;
+  for (size_t i = 0; i < copies_.size(); ++i) {
+    if (!copies_[i].grad().defined()) continue;
+    to.push_back(parameters_[i]);
+    from.push_back(copies_[i]);
+  }
+  if (!to.empty()) at::_foreach_copy_(to, from);
+  for (size_t i = 0; i < copies_.size(); ++i) versions_[i] = parameters_[i]._version();
 }
 
 }  // namespace lockstep

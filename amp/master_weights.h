@@ -3,23 +3,29 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
+#include <cstdint>
 #include <vector>
 
 namespace lockstep {
 
 /// What an optimizer is that steps float copies of half-precision parameters, whatever its rule: a
 /// MasterWeightOptimizer. The optimizer's own parameters are the copies; parameters of other dtypes are in it
-/// themselves. Scalers and clipping take the gradients over before they look at them.
+/// themselves. A LossScaler's Unscale takes the gradients over, so that they can be clipped.
 class MasterWeights {
  public:
   virtual ~MasterWeights() = default;
+  /// What `optimizer` is, or null.
+  static MasterWeights* Of(torch::optim::Optimizer& optimizer) { return dynamic_cast<MasterWeights*>(&optimizer); }
 
   /// Adds the gradients of the half-precision parameters to those of their copies, in float, and leaves them undefined.
   void TakeGradients();
   /// Leaves the gradients of the half-precision parameters undefined.
   void ClearGradients();
-  /// The copies become what the parameters are, as after loading weights into the model.
+  /// The copies become what the parameters are. Needed after a change that LibTorch's version counters don't show, such
+  /// as one through another tensor over the same memory (with shards the model's own); others are noticed.
   void CopyFromParameters();
+  /// The copies become `values`, one for each, as saved by an earlier run.
+  void SetCopies(const std::vector<at::Tensor>& values);
 
   /// The half-precision parameters, and their copies in the same order.
   const std::vector<at::Tensor>& half_parameters() const { return parameters_; }
@@ -28,11 +34,14 @@ class MasterWeights {
  protected:
   /// The groups with copies instead of half-precision parameters.
   std::vector<torch::optim::OptimizerParamGroup> MakeCopies(std::vector<torch::optim::OptimizerParamGroup> groups);
-  /// The parameters become what the copies are, rounded.
+  /// Parameters that somebody has changed since the last step are copied anew.
+  void FollowChanges();
+  /// The parameters whose copies have a gradient become what those are, rounded.
   void CopyToParameters();
 
  private:
   std::vector<at::Tensor> parameters_, copies_;
+  std::vector<uint32_t> versions_;  // of the parameters, when they were last equal to the copies
 };
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lockstep/amp/loss_scaler.h"
+#include "lockstep/amp/master_weights.h"
 
 namespace lockstep {
 
@@ -12,9 +13,9 @@ namespace lockstep {
 /// go on without.
 class NoScaler : public LossScaler {
  public:
-  using LossScaler::Scale;
-  at::Tensor Scale(const at::Tensor& loss) override { return loss; }
-  void Unscale(torch::optim::Optimizer&) override {}
+  void Unscale(torch::optim::Optimizer& optimizer) override {
+    if (auto* master = MasterWeights::Of(optimizer)) master->TakeGradients();
+  }
   bool Step(torch::optim::Optimizer& optimizer, torch::optim::Optimizer::LossClosure closure = nullptr) override {
     optimizer.step(std::move(closure));
     return true;
@@ -24,6 +25,9 @@ class NoScaler : public LossScaler {
   bool dynamic() const override { return false; }
   std::map<std::string, double> state() const override { return {}; }
   absl::Status set_state(const std::map<std::string, double>&) override { return absl::OkStatus(); }
+
+ protected:
+  at::Tensor ScaleLoss(const at::Tensor& loss) override { return loss; }
 };
 
 }  // namespace lockstep

@@ -4,17 +4,17 @@
 #include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
 
-#include <cmath>
-
 #include "lockstep/amp/internal/unscale.h"
 
 namespace lockstep {
 
 StaticScaler::StaticScaler(double scale) : scale_(scale) {
-  TORCH_CHECK(std::isfinite(scale) && scale > 0, "StaticScaler: the scale must be over 0 and finite, is ", scale);
+  TORCH_CHECK(internal::IsScale(scale), "StaticScaler: the scale must be over 0 and finite, is ", scale);
 }
 
-at::Tensor StaticScaler::Scale(const at::Tensor& loss) { return loss * scale_; }
+at::Tensor StaticScaler::ScaleLoss(const at::Tensor& loss) {
+  return loss * at::scalar_tensor(scale_, at::kFloat);  // a tensor, so that a half-precision loss doesn't stay one
+}
 
 void StaticScaler::Unscale(torch::optim::Optimizer& optimizer) {
   TORCH_CHECK(stepped_.count(&optimizer) == 0, "StaticScaler: Unscale is called after Step on ",
@@ -41,18 +41,6 @@ bool StaticScaler::Step(torch::optim::Optimizer& optimizer, torch::optim::Optimi
 void StaticScaler::Update() {
   unscaled_.clear();
   stepped_.clear();
-}
-
-absl::Status StaticScaler::set_state(const std::map<std::string, double>& state) {
-  const auto scale = state.find("scale");
-  if (state.size() != 1 || scale == state.end()) {
-    return absl::InvalidArgumentError("StaticScaler: the state must have 'scale' and nothing else");
-  }
-  if (!std::isfinite(scale->second) || scale->second <= 0) {
-    return absl::InvalidArgumentError("StaticScaler: 'scale' of the state is out of range");
-  }
-  scale_ = scale->second;
-  return absl::OkStatus();
 }
 
 }  // namespace lockstep

@@ -12,11 +12,9 @@ namespace lockstep {
 /// that is not finite spoils the parameters, as without a scaler.
 class StaticScaler : public LossScaler {
  public:
-  /// Throws c10::Error unless the scale is finite and over 0.
+  /// Throws c10::Error unless the scale is finite and over 0, also as a float.
   explicit StaticScaler(double scale);
 
-  using LossScaler::Scale;
-  at::Tensor Scale(const at::Tensor& loss) override;
   /// Throws when called twice since the last Update, and for half-precision gradients.
   void Unscale(torch::optim::Optimizer& optimizer) override;
   /// Throws when called twice since the last Update, for half-precision gradients, and for an optimizer with a closure.
@@ -25,12 +23,15 @@ class StaticScaler : public LossScaler {
 
   double scale() const override { return scale_; }
   bool dynamic() const override { return false; }
-  /// {"scale": …}
-  std::map<std::string, double> state() const override { return {{"scale", scale_}}; }
-  absl::Status set_state(const std::map<std::string, double>& state) override;
+  /// There is none: the scale is an option. Any state is taken and forgotten, as by NoScaler.
+  std::map<std::string, double> state() const override { return {}; }
+  absl::Status set_state(const std::map<std::string, double>&) override { return absl::OkStatus(); }
+
+ protected:
+  at::Tensor ScaleLoss(const at::Tensor& loss) override;
 
  private:
-  double scale_;
+  const double scale_;
   std::set<const torch::optim::Optimizer*> unscaled_, stepped_;  // since the last Update
 };
 

@@ -22,14 +22,16 @@ class DataLoaderSource : public BatchSource<typename Loader::element_type::Batch
   DataLoaderSource(Loader loader, Sampler sampler) : loader_(std::move(loader)), sampler_(std::move(sampler)) {}
 
   void StartEpoch(size_t epoch) override {
-    while (Next()) {
+    while (position_ && Next()) {
     }  // LibTorch's loader can't begin again in the middle of a pass
+    started_ = true;
     sampler_.set_epoch(epoch);
     position_.emplace(loader_->begin());
     first_ = true;
   }
 
   std::optional<Batch> Next() override {
+    TORCH_CHECK(started_, "DataLoaderSource: Next before the first StartEpoch");
     if (!position_) return std::nullopt;
     if (!first_) ++*position_;
     first_ = false;
@@ -44,7 +46,7 @@ class DataLoaderSource : public BatchSource<typename Loader::element_type::Batch
   Loader loader_;
   Sampler sampler_;
   std::optional<torch::data::Iterator<Batch>> position_;
-  bool first_ = true;
+  bool started_ = false, first_ = true;
 };
 
 }  // namespace lockstep

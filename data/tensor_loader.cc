@@ -23,6 +23,7 @@ TensorLoader::~TensorLoader() { Stop(); }
 
 void TensorLoader::StartEpoch(size_t epoch) {
   Stop();
+  started_ = true;
   sampler_.StartEpoch(epoch);
   ready_.clear();
   error_ = nullptr;
@@ -32,6 +33,7 @@ void TensorLoader::StartEpoch(size_t epoch) {
 }
 
 std::optional<TensorBatch> TensorLoader::Next() {
+  TORCH_CHECK(started_, "TensorLoader: Next before the first StartEpoch");
   if (options_.prefetch == 0) return ended_ ? std::nullopt : Make();
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [this] { return !ready_.empty() || ended_; });

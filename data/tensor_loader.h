@@ -61,7 +61,7 @@ class TensorLoader : public BatchSource<TensorBatch> {
   std::condition_variable changed_;
   std::deque<TensorBatch> ready_;
   std::exception_ptr error_;
-  bool ended_ = true;
+  bool started_ = false, ended_ = true;
   bool stop_ = false;
 };
 

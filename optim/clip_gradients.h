@@ -3,24 +3,29 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
+#include <optional>
 #include <vector>
 
 #include "lockstep/comm/collectives.h"
 
 namespace lockstep {
 
-// Gradients are clipped after the scale of a LossScaler is taken out of them (LossScaler::Unscale). A parameter without
-// a gradient counts as none, and a sparse gradient by the values it has once its indices are unique.
+// Gradients are clipped after a LossScaler's Unscale, which takes the scale out of them and brings master weights'
+// gradients to the optimizer's parameters. A parameter without a gradient counts as none, and a sparse gradient by the
+// values it has once its indices are unique.
 
 struct GradientNormOptions {
   double norm_type = 2;  ///< The p of the p-norm: over 0, or infinity for the largest absolute value.
   /// Where each rank has some of the gradients (Reducer::shard_group): the norm is that over all ranks', and taking it
   /// is collective. Null: these gradients are all.
   ProcessGroupPtr shard_group;
+  /// Of the result and of its reduction over shards; nothing: the first gradient's, or else the first parameter's. To
+  /// be given where a rank may have no parameter at all.
+  std::optional<at::Device> device;
 };
 
-/// The norm over all gradients as if they were one vector: a scalar, float or double, on the first one's device, which
-/// is not waited for. Half-precision gradients are summed in float.
+/// The norm over all gradients as if they were one vector: a scalar, float or double, which no device is waited for.
+/// Half-precision gradients are summed in float.
 at::Tensor GradientNorm(const std::vector<at::Tensor>& parameters, const GradientNormOptions& options = {});
 
 /// Scales the gradients, in place, so that their norm is at most `max_norm`, as `torch.nn.utils.clip_grad_norm_` does:

@@ -3,14 +3,16 @@
 #include <absl/strings/str_cat.h>
 
 #include <cmath>
+#include <string>
 
 namespace lockstep {
 
-absl::StatusOr<LearningRateScaling> ParseLearningRateScaling(absl::string_view text) {
+absl::StatusOr<LearningRateScaling> ParseLearningRateScaling(std::string_view text) {
   if (text == "none") return LearningRateScaling::kNone;
   if (text == "linear") return LearningRateScaling::kLinear;
   if (text == "sqrt") return LearningRateScaling::kSqrt;
-  return absl::InvalidArgumentError(absl::StrCat("unknown scaling '", text, "'; known: none, linear, sqrt"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown scaling '", std::string(text), "'; known: none, linear, sqrt"));
 }
 
 double ScaleLearningRate(double rate, int world_size, LearningRateScaling scaling) {

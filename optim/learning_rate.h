@@ -1,7 +1,8 @@
 #pragma once
 
 #include <absl/status/statusor.h>
-#include <absl/strings/string_view.h>
+
+#include <string_view>
 
 namespace lockstep {
 
@@ -15,7 +16,7 @@ enum class LearningRateScaling {
 };
 
 /// "none", "linear" or "sqrt"; InvalidArgument otherwise.
-absl::StatusOr<LearningRateScaling> ParseLearningRateScaling(absl::string_view text);
+absl::StatusOr<LearningRateScaling> ParseLearningRateScaling(std::string_view text);
 
 /// The rate for `world_size` ranks.
 double ScaleLearningRate(double rate, int world_size, LearningRateScaling scaling);

@@ -1,5 +1,7 @@
 #include "lockstep/optim/parameter_groups.h"
 
+#include <absl/strings/str_cat.h>
+
 #include <functional>
 #include <regex>
 #include <set>
@@ -11,6 +13,14 @@ namespace {
 bool IsBias(const std::string& name) {
   static const std::regex bias("(^|_)bias(_|$)");
   return std::regex_search(name, bias);
+}
+
+/// Of "a::b::Name<c::D>" the "Name".
+std::string ClassName(const torch::nn::Module& module) {
+  std::string name = module.name();
+  name = name.substr(0, name.find('<'));
+  const size_t last = name.rfind("::");
+  return last == std::string::npos ? name : name.substr(last + 2);
 }
 
 absl::StatusOr<std::vector<std::regex>> Compile(const std::vector<ParameterGroupRule>& rules) {
@@ -48,7 +58,7 @@ absl::StatusOr<std::vector<ParameterGroup>> GroupParameters(const torch::nn::Mod
   std::set<size_t> used;
   const std::function<void(const torch::nn::Module&, const std::string&)> visit = [&](const torch::nn::Module& part,
                                                                                       const std::string& prefix) {
-    const bool norm = part.name().find("Norm") != std::string::npos;
+    const bool norm = ClassName(part).find("Norm") != std::string::npos;
     for (const auto& item : part.named_parameters(/*recurse=*/false)) {
       const at::Tensor& parameter = item.value();
       if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
@@ -68,7 +78,7 @@ absl::StatusOr<std::vector<ParameterGroup>> GroupParameters(const torch::nn::Mod
   for (size_t rule = 0; rule < options.rules.size(); ++rule) {
     if (used.count(rule + 1) == 0) {
       return absl::InvalidArgumentError(absl::StrCat("parameter group '", options.rules[rule].pattern,
-                                                     "': fits no parameter that no earlier group has"));
+                                                     "': matches no parameter, or only such as an earlier rule took"));
     }
   }
   std::vector<ParameterGroup> filled;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <absl/status/statusor.h>
-#include <absl/strings/str_cat.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
@@ -20,8 +19,8 @@ struct ParameterGroupRule {
 };
 
 struct ParameterGroupsOptions {
-  /// Weight decay off for biases and norms: parameters that are called bias, or are of a module whose type has "Norm"
-  /// in its name, or have at most one dimension (scales, lone numbers). A rule's weight decay counts for them too.
+  /// Whether biases and norms decay too: parameters that are called bias, or are of a module whose class has "Norm" in
+  /// its name, or have at most one dimension (scales, lone numbers). A rule's weight decay counts for them in any case.
   bool decay_biases_and_norms = false;
   std::vector<ParameterGroupRule> rules;  ///< The first that fits counts.
 };
@@ -42,9 +41,12 @@ absl::StatusOr<std::vector<ParameterGroup>> GroupParameters(const torch::nn::Mod
 
 /// The same as an optimizer of LibTorch takes them; `Options` are its own, such as torch::optim::AdamWOptions:
 ///
-///     auto groups = OptimizerGroups(*model, torch::optim::AdamWOptions(1e-3).weight_decay(0.05), {false, {{"^head",
-///     1e-2}}}); if (!groups.ok()) return groups.status(); torch::optim::AdamW optimizer(*groups,
-///     torch::optim::AdamWOptions(1e-3));
+///     const auto defaults = torch::optim::AdamWOptions(1e-3).weight_decay(0.05);
+///     ParameterGroupsOptions options;
+///     options.rules = {{"^head", /*lr=*/1e-2}};
+///     auto groups = OptimizerGroups(*model, defaults, options);
+///     if (!groups.ok()) return groups.status();
+///     torch::optim::AdamW optimizer(*groups, defaults);
 template <typename Options>
 absl::StatusOr<std::vector<torch::optim::OptimizerParamGroup>> OptimizerGroups(
     const torch::nn::Module& module, const Options& defaults, const ParameterGroupsOptions& options = {}) {

@@ -46,7 +46,7 @@ AnomalyDetector::AnomalyDetector(torch::optim::Optimizer& optimizer, bool infini
   }
   size_t index = 0;
   std::map<const c10::TensorImpl*, at::Tensor> of_model;  // a copy of master weights gets no gradient by itself
-  if (const auto* master = dynamic_cast<const MasterWeights*>(&optimizer)) {
+  if (const auto* master = MasterWeights::Of(optimizer)) {
     for (size_t i = 0; i < master->copies().size(); ++i) {
       of_model[master->copies()[i].unsafeGetTensorImpl()] = master->half_parameters()[i];
     }

@@ -11,15 +11,17 @@
 
 namespace lockstep {
 
-void FiniteCheck::Add(size_t epoch, size_t step, std::string name, const at::Tensor& number) {
-  numbers_.push_back({epoch, step, std::move(name), number.defined() ? number.detach() : number});
+void StepNumbers::Add(size_t epoch, size_t step, const char* name, const at::Tensor& number) {
+  numbers_.push_back({epoch, step, name, number.defined() ? number.detach() : number});
 }
 
-absl::Status FiniteCheck::Check(const ProcessGroupPtr& group) {
+absl::Status StepNumbers::Check(const ProcessGroupPtr& group) {
   const std::vector<Number> numbers = std::exchange(numbers_, {});
   std::vector<at::Tensor> defined;
   for (const auto& number : numbers) {
-    if (number.value.defined()) defined.push_back(number.value.to(at::kDouble).squeeze());
+    if (!number.value.defined()) continue;
+    const at::Device device = defined.empty() ? number.value.device() : defined.front().device();
+    defined.push_back(number.value.to(device, at::kDouble).squeeze());
   }
   // One transfer from the device for all.
   const at::Tensor values = defined.empty() ? at::Tensor() : at::stack(defined).cpu();
@@ -40,6 +42,29 @@ absl::Status FiniteCheck::Check(const ProcessGroupPtr& group) {
   AllReduce(least, group, c10d::ReduceOp::MIN);
   if (least.item<int64_t>() == kNone) return absl::OkStatus();
   return AgreeOnStatus(least.item<int64_t>() == first ? status : absl::OkStatus(), group);
+}
+
+absl::Status FiniteCheck::AddStep(bool stepped, size_t epoch, size_t step, const at::Tensor& loss,
+                                  const at::Tensor& norm) {
+  if (stepped) {
+    in_a_row_ = 0;
+    taken_.Add(epoch, step, "loss", loss);
+    if (norm.defined()) taken_.Add(epoch, step, "norm of the gradients", norm);
+    return options_.every > 0 && step % options_.every == 0 ? Check() : absl::OkStatus();
+  }
+  if (options_.max_skipped_steps == 0) return absl::OkStatus();
+  if (++in_a_row_ == 1) {
+    skipped_ = {};
+    row_start_ = absl::StrCat("epoch ", epoch, ", step ", step);
+  }
+  skipped_.Add(epoch, step, "loss", loss);
+  if (in_a_row_ < options_.max_skipped_steps) return absl::OkStatus();
+  const absl::Status losses = skipped_.Check(group_);
+  const std::string first =
+      losses.ok() ? row_start_ + ": gradients are not finite though all losses are" : std::string(losses.message());
+  return AgreeOnStatus(
+      absl::InternalError(absl::StrCat(first, "; ", in_a_row_, " steps in a row were skipped, from ", row_start_)),
+      group_);
 }
 
 }  // namespace lockstep

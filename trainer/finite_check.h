@@ -5,18 +5,19 @@
 
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/collectives.h"
 
 namespace lockstep {
 
-/// Keeps numbers of each step where they are, on their device, and looks at many together, so that no step waits.
-class FiniteCheck {
+/// Numbers of steps, kept where they are, on their devices, and looked at many together, so that no step waits.
+class StepNumbers {
  public:
-  /// Steps and epochs count from 1. `name`: of the number, for the error, such as "loss". An undefined tensor stands
+  /// Steps and epochs count from 1. `name` outlives this: what the number is, for the error. An undefined tensor stands
   /// for no number.
-  void Add(size_t epoch, size_t step, std::string name, const at::Tensor& number);
+  void Add(size_t epoch, size_t step, const char* name, const at::Tensor& number);
 
   /// Of what was added since the last time: OK, or on every rank the error of the first step, and of the lowest rank in
   /// it, with a number that is not finite. Every rank has added as many, in the same order. Collective.
@@ -25,10 +26,35 @@ class FiniteCheck {
  private:
   struct Number {
     size_t epoch, step;
-    std::string name;
+    const char* name;
     at::Tensor value;
   };
   std::vector<Number> numbers_;
+};
+
+struct FiniteCheckOptions {
+  size_t every = 50;              ///< Steps after which all ranks look at their losses; 0: only where Check is called.
+  size_t max_skipped_steps = 20;  ///< So many in a row that the scaler skips are an error; 0: any number may be.
+};
+
+/// Finds losses and norms that are not finite: of steps that were taken each is an error, of skipped ones a long row.
+/// Every rank calls the same, and its calls may be collective.
+class FiniteCheck {
+ public:
+  FiniteCheck(FiniteCheckOptions options, ProcessGroupPtr group) : options_(options), group_(std::move(group)) {}
+
+  /// After a step. `loss` is undefined on a rank that had no batch, `norm` on all ranks where gradients are not
+  /// clipped.
+  absl::Status AddStep(bool stepped, size_t epoch, size_t step, const at::Tensor& loss, const at::Tensor& norm);
+  /// Of the steps since the last look.
+  absl::Status Check() { return taken_.Check(group_); }
+
+ private:
+  const FiniteCheckOptions options_;
+  const ProcessGroupPtr group_;
+  StepNumbers taken_, skipped_;
+  size_t in_a_row_ = 0;    // skipped
+  std::string row_start_;  // where that row began
 };
 
 }  // namespace lockstep

@@ -27,7 +27,7 @@ GradientStep::GradientStep(torch::optim::Optimizer* optimizer, LossScaler* scale
 
 void GradientStep::Begin() {
   optimizer_->zero_grad();
-  if (auto* master = dynamic_cast<MasterWeights*>(optimizer_)) master->ClearGradients();
+  if (auto* master = MasterWeights::Of(*optimizer_)) master->ClearGradients();
   batches_ = counted_ = 0;
   samples_ = 0;
   loss_.reset();
@@ -62,7 +62,7 @@ void GradientStep::Backward(const StepOutput& output, bool last_of_window, bool 
 }
 
 bool GradientStep::Step() {
-  if (auto* master = dynamic_cast<MasterWeights*>(optimizer_)) master->TakeGradients();
+  if (auto* master = MasterWeights::Of(*optimizer_)) master->TakeGradients();
   if (options_.weight_by_samples) {
     if (ddp_ == nullptr || !ddp_->group()) {
       ScaleGradients(1.0 / static_cast<double>(std::max<int64_t>(samples_, 1)));
@@ -96,7 +96,10 @@ void GradientStep::ClipGradients() {
 at::Tensor GradientStep::ClipNorm() {
   GradientNormOptions options;
   options.norm_type = options_.grad_norm_type;
-  if (ddp_ != nullptr) options.shard_group = ddp_->reducer().shard_group();
+  if (ddp_ != nullptr && ddp_->reducer().shard_group()) {
+    options.shard_group = ddp_->reducer().shard_group();
+    options.device = ddp_->parameters().front().device();  // a rank's shard may be empty
+  }
   if (!options_.clip_each_group) return ClipGradientNorm(AllParameters(*optimizer_), options_.max_grad_norm, options);
   at::Tensor largest;
   for (const auto& group : optimizer_->param_groups()) {

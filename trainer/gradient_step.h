@@ -22,7 +22,7 @@ struct GradientStepOptions {
   bool weight_by_samples = false;
   double max_grad_norm = 0;      ///< Gradients are scaled down to this norm before each step; 0: not.
   double grad_norm_type = 2;     ///< The p of that norm; infinity: the largest absolute value.
-  bool clip_each_group = false;  ///< The norm is each parameter group's own, not that over all gradients.
+  bool clip_each_group = false;  ///< The norm is each parameter group's own; all ranks have as many groups.
   double max_grad_value = 0;     ///< Each number of the gradients is clamped to ± this before each step; 0: not.
   /// Backward looks for numbers that are not finite and says where they come from; see anomaly.h. Slow.
   bool detect_anomaly = false;
@@ -48,7 +48,7 @@ class GradientStep {
   /// the ranks have drifted apart.
   bool Step();
 
-  /// Of the last step's gradients, before they were clipped (of several groups the largest); undefined without
+  /// Of the last step's gradients, before they were clipped by it (of several groups the largest); undefined without
   /// max_grad_norm.
   at::Tensor grad_norm() const { return grad_norm_; }
   /// Of the window: the mean of the losses of the batches that count; undefined when there was none.

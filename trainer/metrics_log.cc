@@ -47,7 +47,7 @@ void MetricsLog::OnStepEnd(StepInfo& info) {
   line["loss"] = info.LossValue();
   line["learning_rate"] = info.learning_rate;
   line["loss_scale"] = info.scaler == nullptr ? 1. : info.scaler->scale();
-  line["skipped"] = info.skipped;
+  line["skipped_steps"] = info.skipped;
   if (info.grad_norm.defined()) line["grad_norm"] = info.grad_norm.item<double>();
   WriteLine(steps_, line.dump());
 }

@@ -10,9 +10,10 @@
 namespace lockstep {
 
 /// Appends an object per epoch to `<folder>/metrics.jsonl` (epoch and every metric) and, every `every` steps, one to
-/// `<folder>/steps.jsonl` (epoch, step, loss, learning_rate, loss_scale of this rank). On one rank of a run. A line
-/// that can't be written throws. `images_per_second` and `seconds` are measured; all else is the same in every run with
-/// the same configuration.
+/// `<folder>/steps.jsonl` (epoch, step, loss, learning_rate, loss_scale, skipped_steps of the epoch so far, and
+/// grad_norm where gradients are clipped, of this rank). Numbers that are not finite are null. On one rank of a run. A
+/// line that can't be written throws. `images_per_second` and `seconds` are measured; all else is the same in every run
+/// with the same configuration.
 class MetricsLog : public TrainObserver {
  public:
   /// `every` of 0: no steps.

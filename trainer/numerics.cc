@@ -7,10 +7,10 @@
 
 namespace lockstep {
 
-void SetDeterministic(bool on) {
+void SetDeterministic(bool on, bool warn_only) {
   if (on) setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::Context& context = at::globalContext();
-  context.setDeterministicAlgorithms(on, /*warn_only=*/false);
+  context.setDeterministicAlgorithms(on, warn_only);
   context.setDeterministicCuDNN(on);
   context.setDeterministicMkldnn(on);
   if (on) context.setBenchmarkCuDNN(false);

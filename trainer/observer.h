@@ -24,7 +24,7 @@ struct StepInfo {
   bool stepped = true;                 ///< False when the scaler skipped the step.
   size_t skipped = 0;                  ///< Steps of this epoch that it skipped so far.
   at::Tensor loss;                     ///< The mean over this rank's batches of the step, on its device.
-  at::Tensor grad_norm;                ///< Before clipping, on its device; undefined unless clipped by norm.
+  at::Tensor grad_norm;                ///< Before it was clipped, on its device; undefined unless it is.
   const LossScaler* scaler = nullptr;  ///< Its scale() waits for the device, as LossValue() does.
 
   /// The loss as a number. The first call brings it to the host.

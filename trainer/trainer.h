@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,9 +33,8 @@ struct TrainerOptions {
   size_t epochs = 1;
   size_t first_epoch = 1;                  ///< More than 1 when resuming.
   c10::DeviceType device = c10::kCPU;      ///< Where autocast works.
-  std::optional<at::ScalarType> autocast;  ///< bfloat16 or float16; nothing: off.
-  size_t max_skipped_steps = 20;           ///< So many in a row that the scaler skips are an error.
-  size_t check_losses_every = 50;          ///< Steps after which all ranks look at their losses; 0: each epoch.
+  std::optional<at::ScalarType> autocast;  ///< bfloat16 or float16; nothing: as the caller has it.
+  FiniteCheckOptions finite;               ///< Losses that are not finite, skipped steps in a row.
   GradientStepOptions gradients;           ///< Accumulation, weights, clipping, checks.
   bool schedule_each_step = false;         ///< The scheduler steps with the optimizer, not after each epoch.
   JoinOptions join;                        ///< Used when there are joinables.
@@ -67,7 +67,8 @@ class Trainer {
   Trainer(Pieces pieces, TrainerOptions options)
       : pieces_(std::move(pieces)),
         options_(std::move(options)),
-        gradients_(pieces_.state.optimizer, pieces_.state.scaler, pieces_.ddp, options_.gradients) {}
+        gradients_(pieces_.state.optimizer, pieces_.state.scaler, pieces_.ddp, options_.gradients),
+        finite_(options_.finite, pieces_.group) {}
 
   /// Trains and validates until the epochs are over or the stop criterion says so, on all ranks together. Errors, on
   /// all ranks: a loss, norm or metric that is not finite, but for steps that the scaler skipped; too many skipped
@@ -78,9 +79,10 @@ class Trainer {
         (wanted.accumulate > 1 || wanted.weight_by_samples || wanted.check_parameters_every > 0)) {
       return absl::InvalidArgumentError("accumulate, weight_by_samples and check_parameters_every need Pieces::ddp");
     }
-    if (pieces_.group && pieces_.state.scaler->dynamic() && !pieces_.state.scaler->group()) {
+    const LossScaler& scaler = *pieces_.state.scaler;
+    if (scaler.dynamic() && GetWorldSize(scaler.group()) != GetWorldSize(pieces_.group)) {
       return absl::InvalidArgumentError(
-          "the loss scaler decides for this process alone, so that ranks would drift apart; give it the group "
+          "the loss scaler doesn't decide with all ranks, so that they would drift apart; give it their group "
           "(GradScalerOptions::group)");
     }
     try {
@@ -105,7 +107,7 @@ class Trainer {
     MetricSums sums;
     source.StartEpoch(0);
     while (auto batch = source.Next()) {
-      const AutocastGuard autocast(options_.device, options_.autocast);
+      const auto autocast = Autocast();
       Count(pieces_.eval_step(*batch), sums);
     }
     return sums.FiniteMeans(prefix, pieces_.group);
@@ -174,7 +176,7 @@ class Trainer {
       StepOutput output;
       {
         const auto no_sync = gradients_.ForwardGuard(last);
-        const AutocastGuard autocast(options_.device, options_.autocast);
+        const auto autocast = Autocast();
         output = pieces_.train_step(*batch);
       }
       gradients_.Backward(output, last, batches.counts());
@@ -187,7 +189,7 @@ class Trainer {
       LOCKSTEP_RETURN_IF_ERROR(Step(info, start));
       if (info.stepped) sums.Add(of_step);
     }
-    return taken_.Check(pieces_.group);
+    return finite_.Check();
   }
 
   /// The step after a window of batches.
@@ -195,40 +197,17 @@ class Trainer {
     info.stepped = gradients_.Step();
     ++info.step;
     info.skipped = skipped_ += info.stepped ? 0 : 1;
-    LOCKSTEP_RETURN_IF_ERROR(CheckFinite(info));
+    info.grad_norm = gradients_.grad_norm();
+    const at::Tensor loss = gradients_.loss();
+    LOCKSTEP_RETURN_IF_ERROR(finite_.AddStep(info.stepped, info.epoch, info.step, loss, info.grad_norm));
+    if (loss.defined()) info.loss = loss;
+    info.loss_value.reset();
     info.seconds = Seconds(start);
     info.learning_rate = LearningRate();
-    if (const at::Tensor loss = gradients_.loss(); loss.defined()) info.loss = loss;
-    info.loss_value.reset();
-    info.grad_norm = gradients_.grad_norm();
     info.scaler = pieces_.state.scaler;
     Tell([&](TrainObserver& o) { o.OnStepEnd(info); });
     if (options_.schedule_each_step && info.stepped && pieces_.scheduler != nullptr) pieces_.scheduler->step();
     return absl::OkStatus();
-  }
-
-  /// Steps that were taken must have finite numbers, all of them; in a row of skipped ones the first is looked at when
-  /// the row is too long.
-  absl::Status CheckFinite(const StepInfo& info) {
-    if (info.stepped) {
-      in_a_row_ = 0;
-      taken_.Add(info.epoch, info.step, "loss", gradients_.loss());
-      taken_.Add(info.epoch, info.step, "norm of the gradients", gradients_.grad_norm());
-      const size_t every = options_.check_losses_every;
-      return every > 0 && info.step % every == 0 ? taken_.Check(pieces_.group) : absl::OkStatus();
-    }
-    if (++in_a_row_ == 1) {
-      row_ = {};
-      row_start_ = absl::StrCat("epoch ", info.epoch, ", step ", info.step);
-    }
-    row_.Add(info.epoch, info.step, "loss", gradients_.loss());
-    if (in_a_row_ < options_.max_skipped_steps) return absl::OkStatus();
-    const absl::Status loss = row_.Check(pieces_.group);
-    return AgreeOnStatus(absl::InternalError(absl::StrCat(
-                             loss.ok() ? absl::StrCat(row_start_, ": gradients are not finite though all losses are")
-                                       : std::string(loss.message()),
-                             "; ", in_a_row_, " steps in a row were skipped")),
-                         pieces_.group);
   }
 
   static void Count(const StepOutput& output, MetricSums& sums) {
@@ -242,6 +221,10 @@ class Trainer {
     LOCKSTEP_RETURN_IF_ERROR(SaveOnRankZero(pieces_.state, epoch, path, *pieces_.writer, pieces_.group));
     Tell([&](TrainObserver& o) { o.OnSaved(path); });
     return absl::OkStatus();
+  }
+
+  std::unique_ptr<AutocastGuard> Autocast() const {
+    return options_.autocast ? std::make_unique<AutocastGuard>(options_.device, options_.autocast) : nullptr;
   }
 
   double LearningRate() const { return pieces_.state.optimizer->param_groups().front().options().get_lr(); }
@@ -266,10 +249,8 @@ class Trainer {
   Pieces pieces_;
   TrainerOptions options_;
   GradientStep gradients_;
-  size_t skipped_ = 0;       // steps of this epoch
-  size_t in_a_row_ = 0;      // skipped
-  std::string row_start_;    // where that row began
-  FiniteCheck taken_, row_;  // of steps that were taken, and of skipped ones
+  FiniteCheck finite_;
+  size_t skipped_ = 0;  // steps of this epoch
 };
 
 }  // namespace lockstep

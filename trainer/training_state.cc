@@ -2,7 +2,8 @@
 
 #include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
-#include <c10/core/GradMode.h>
+
+#include <vector>
 
 #include "lockstep/amp/master_weights.h"
 #include "lockstep/base/status_macros.h"
@@ -51,7 +52,7 @@ absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch
   const auto best = stop.find("best");
   checkpoint.set("best", best == stop.end() ? Value() : Value(best->second));
   checkpoint.set("stop", NumbersState(stop));
-  if (const auto* master = dynamic_cast<const MasterWeights*>(parts.optimizer)) {
+  if (const auto* master = MasterWeights::Of(*parts.optimizer)) {
     checkpoint.set("master_weights", ValueList(master->copies().begin(), master->copies().end()));
   }
   if (!parts.others.empty()) checkpoint.set("others", std::move(others));
@@ -83,27 +84,26 @@ absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const Training
   LOCKSTEP_RETURN_IF_ERROR(named("scaler", scaler_numbers.status()));
   LOCKSTEP_RETURN_IF_ERROR(named("stop", stop_numbers.status()));
   LOCKSTEP_RETURN_IF_ERROR(named("model", CheckModuleState(*model, *parts.module)));
-  LOCKSTEP_RETURN_IF_ERROR(named("optimizer", LoadOptimizerState(*optimizer, *parts.optimizer)));
-  // A run without a scaler may go on with one, which then starts anew.
-  if (!scaler_numbers->empty()) LOCKSTEP_RETURN_IF_ERROR(named("scaler", parts.scaler->set_state(*scaler_numbers)));
-  LOCKSTEP_RETURN_IF_ERROR(named("stop", parts.stop->set_state(*stop_numbers)));
-  auto* const master = dynamic_cast<MasterWeights*>(parts.optimizer);
+  auto* const master = MasterWeights::Of(*parts.optimizer);
   const Value* const master_weights = checkpoint.find("master_weights");
   if (master != nullptr && master_weights != nullptr) {
     LOCKSTEP_RETURN_IF_ERROR(named("master_weights", CheckMasterWeights(*master_weights, *master)));
   }
+  LOCKSTEP_RETURN_IF_ERROR(named("optimizer", LoadOptimizerState(*optimizer, *parts.optimizer)));
+  // A run without a scaler may go on with one, which then starts anew.
+  if (!scaler_numbers->empty()) LOCKSTEP_RETURN_IF_ERROR(named("scaler", parts.scaler->set_state(*scaler_numbers)));
+  LOCKSTEP_RETURN_IF_ERROR(named("stop", parts.stop->set_state(*stop_numbers)));
   const Value* const others = checkpoint.find("others");
   for (const auto& [name, other] : parts.others) {
     const Value* const state = others == nullptr ? nullptr : others->find(name);
     if (state != nullptr) LOCKSTEP_RETURN_IF_ERROR(named(name.c_str(), other->LoadState(*state)));
   }
   LOCKSTEP_RETURN_IF_ERROR(named("model", LoadModuleState(*model, *parts.module)));
-  if (master != nullptr) {
-    master->CopyFromParameters();
-    const at::NoGradGuard no_grad;
-    for (size_t i = 0; master_weights != nullptr && i < master->copies().size(); ++i) {
-      at::Tensor(master->copies()[i]).copy_(*(*master_weights->items())[i].tensor());
-    }
+  if (master != nullptr && master_weights == nullptr) master->CopyFromParameters();
+  if (master != nullptr && master_weights != nullptr) {
+    std::vector<at::Tensor> copies;
+    for (const Value& copy : *master_weights->items()) copies.push_back(*copy.tensor());
+    master->SetCopies(copies);
   }
   return static_cast<size_t>(*epoch_number);
 }

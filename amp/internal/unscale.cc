@@ -5,13 +5,18 @@
 #include <c10/util/Type.h>
 #include <torch/optim/lbfgs.h>
 
+#include <cmath>
+#include <typeinfo>
+#include <utility>
+
 #include "lockstep/amp/master_weights.h"
+#include "lockstep/base/tensor_kinds.h"
 
 namespace lockstep::internal {
 
 std::vector<std::vector<at::Tensor>> GradientsByKind(torch::optim::Optimizer& optimizer, const char* scaler) {
-  if (auto* master = dynamic_cast<MasterWeights*>(&optimizer)) master->TakeGradients();
-  std::vector<std::vector<at::Tensor>> kinds;
+  if (auto* master = MasterWeights::Of(optimizer)) master->TakeGradients();
+  TensorKinds kinds;
   size_t index = 0;
   for (auto& group : optimizer.param_groups()) {
     for (auto& parameter : group.params()) {
@@ -23,17 +28,15 @@ std::vector<std::vector<at::Tensor>> GradientsByKind(torch::optim::Optimizer& op
                   ", is in float16, where taking the scale out would make small numbers vanish; keep parameters in "
                   "float32 and use autocast, or take a MasterWeightOptimizer");
       if (gradient.is_sparse()) gradient = gradient._values();
-      if (gradient.is_complex()) gradient = at::view_as_real(gradient);
-      size_t kind = 0;
-      while (kind < kinds.size() &&
-             (kinds[kind][0].device() != gradient.device() || kinds[kind][0].scalar_type() != gradient.scalar_type())) {
-        ++kind;
-      }
-      if (kind == kinds.size()) kinds.emplace_back();
-      kinds[kind].push_back(std::move(gradient));
+      kinds.Add(gradient.is_complex() ? at::view_as_real(gradient) : gradient);
     }
   }
-  return kinds;
+  return std::move(kinds.lists());
+}
+
+bool IsScale(double scale) {
+  const auto as_float = static_cast<float>(scale);
+  return std::isfinite(as_float) && as_float > 0;
 }
 
 void RefuseClosure(const torch::optim::Optimizer& optimizer, bool closure, const char* scaler) {

@@ -15,6 +15,9 @@ std::vector<std::vector<at::Tensor>> GradientsByKind(torch::optim::Optimizer& op
 /// Throws when the optimizer shall run a closure, or can't do without, and says why that doesn't go with `scaler`.
 void RefuseClosure(const torch::optim::Optimizer& optimizer, bool closure, const char* scaler);
 
+/// Whether a scale is over 0 and finite, also as the float that it becomes.
+bool IsScale(double scale);
+
 /// For errors: the optimizer's type, and how many parameters it has.
 std::string Describe(const torch::optim::Optimizer& optimizer);
 

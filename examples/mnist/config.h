@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "lockstep/comm/environment.h"
-#include "lockstep/optim/learning_rate.h"
 
 namespace mnist {
 
@@ -19,11 +18,10 @@ struct Config {
   bool lr_given, weight_decay_given;  ///< On the command line; a resumed run keeps its own otherwise.
   uint64_t seed;
   std::string data;  ///< A CSV file or a folder of IDX files.
-  std::string master_addr, pt_path, run_dir, resume, backend, amp, flight_recorder, matmul_precision;
+  std::string master_addr, pt_path, run_dir, resume, backend, amp, flight_recorder, matmul_precision, scale_lr;
   bool sync_batch_norm, check_collectives, detect_anomaly, deterministic, decay_biases_and_norms;
   double loss_scale;  ///< 0: dynamic.
   double max_grad_norm, max_grad_value;
-  lockstep::LearningRateScaling scale_lr;
   int accumulate, check_parameters_every;
   std::string profile;  ///< FIRST:LAST, or nothing.
   double timeout_seconds;

@@ -1,5 +1,6 @@
 // Trains the MNIST ConvNet, one process per device. Without arguments: Fashion-MNIST, 2 processes on the CPU.
 
+#include <absl/status/status.h>
 #include <absl/strings/str_format.h>
 #include <ATen/Context.h>
 #include <c10/core/DeviceGuard.h>
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "lockstep/base/malloc.h"
 #include "lockstep/comm/environment.h"
@@ -56,12 +58,14 @@ int main(int argc, char** argv) {
 
   const auto config = mnist::ParseConfig(argc, argv);
   if (!config.ok()) return Fail(config.status());
+  lockstep::SetDeterministic(config->deterministic);
+  if (const auto set = lockstep::SetMatmulPrecision(config->matmul_precision); !set.ok()) {
+    return Fail(absl::InvalidArgumentError("--matmul_precision: " + std::string(set.message())));
+  }
   const auto plan = mnist::MakePlan(*config, at::hasCUDA() ? static_cast<int>(at::getNumGPUs()) : 0);
   if (!plan.ok()) return Fail(plan.status());
   if (plan->ranks_to_spawn > 0) return Spawn(argc, argv, *config, plan->ranks_to_spawn);
 
-  lockstep::SetDeterministic(config->deterministic);
-  if (const auto set = lockstep::SetMatmulPrecision(config->matmul_precision); !set.ok()) return Fail(set);
   std::optional<c10::DeviceGuard> device;  // this rank's device is the current one, also for NCCL
   if (plan->cuda) device.emplace(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(plan->device_index)));
   const auto start = std::chrono::steady_clock::now();
@@ -80,8 +84,12 @@ int main(int argc, char** argv) {
     const auto run = mnist::OpenRunFolder(*config, mnist::ConfigJson(*config, *plan), group);
     if (!run.ok()) return run.status();
     if (env.rank == 0) {
-      absl::PrintF("%d rank%s on %s, %d thread%s each; run folder: %s\n", env.world_size,
+      const auto dtype = mnist::AutocastType(*config, plan->cuda);
+      absl::PrintF("%d rank%s on %s, %d thread%s each, %s; run folder: %s\n", env.world_size,
                    env.world_size == 1 ? "" : "s", plan->cuda ? "CUDA" : "the CPU", threads, threads == 1 ? "" : "s",
+                   !dtype                    ? "float32"
+                   : *dtype == at::kBFloat16 ? "bfloat16 autocast"
+                                             : "float16 autocast",
                    run->folder);
       std::fflush(stdout);
     }

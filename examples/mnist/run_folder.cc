@@ -74,7 +74,7 @@ absl::StatusOr<RunFolder> PlanRunFolder(const Config& config) {
                                                    "to resume; give a new folder, or leave --run_dir out"));
     }
     if (!fs::exists(from, ignored)) {
-      return absl::NotFoundError(absl::StrCat("--resume=", config.resume, ": there is no ", from));
+      return absl::NotFoundError(absl::StrCat("--resume=", config.resume, ": no such file or folder: ", from));
     }
     run.resume_path = from;
   }

@@ -78,13 +78,13 @@ std::unique_ptr<TensorLoader> MakeLoader(const lockstep::MnistData& data, const 
       });
 }
 
+}  // namespace
+
 std::optional<at::ScalarType> AutocastType(const Config& config, bool cuda) {
   if (config.amp == "bf16") return at::kBFloat16;
   if (config.amp == "fp16" || (config.amp == "auto" && cuda)) return at::kHalf;
   return std::nullopt;
 }
-
-}  // namespace
 
 absl::Status Train(const Config& config, const Plan& plan, const RunFolder& paths,
                    const lockstep::ProcessGroupPtr& group) {
@@ -116,12 +116,16 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   lockstep::DistributedDataParallelOptions ddp_options;
   ddp_options.broadcast_buffers = false;  // once before each validation is enough: see BufferSync
   Ddp ddp(model, group, ddp_options);
-  const double lr_factor = lockstep::ScaleLearningRate(1, world_size, config.scale_lr);
+  const double lr_factor =
+      lockstep::ScaleLearningRate(1, world_size, *lockstep::ParseLearningRateScaling(config.scale_lr));
   const auto sgd = torch::optim::SGDOptions(config.lr * lr_factor).weight_decay(config.weight_decay);
   LOCKSTEP_ASSIGN_OR_RETURN(auto groups, lockstep::OptimizerGroups(*model, sgd, {config.decay_biases_and_norms, {}}));
   torch::optim::SGD optimizer(groups, sgd);
 
   const auto autocast = AutocastType(config, plan.cuda);
+  if (autocast == at::kHalf && !plan.cuda && rank == 0) {
+    LOG(WARNING) << "rank 0: float16 on the CPU is many times slower than float32; --amp=bf16 is not";
+  }
   std::unique_ptr<lockstep::LossScaler> scaler = std::make_unique<lockstep::NoScaler>();
   if (autocast == at::kHalf && config.loss_scale > 0) {
     scaler = std::make_unique<lockstep::StaticScaler>(config.loss_scale);
@@ -159,6 +163,9 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
     }
     LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(epoch.status(), group));
     options.first_epoch = *epoch + 1;
+    if (*epoch >= static_cast<size_t>(config.epochs) && rank == 0) {
+      absl::PrintF("nothing left to train: %d of %d epochs are done\n", *epoch, config.epochs);
+    }
     for (size_t i = 0; i < groups.size(); ++i) {
       const auto& wanted = static_cast<const torch::optim::SGDOptions&>(groups[i].options());
       auto& of_run = static_cast<torch::optim::SGDOptions&>(optimizer.param_groups()[i].options());

@@ -14,6 +14,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <sstream>
 
 #include "lockstep/amp/no_scaler.h"
@@ -150,7 +151,8 @@ TEST(GradScaler, RefusesOptionsOutOfRange) {
     options.enabled = false;
     EXPECT_NO_THROW(GradScaler{options});
   };
-  for (double scale : {0., -1., std::nan(""), double{kInf}}) refuses([&](auto& o) { o.init_scale = scale; });
+  for (double scale : {0., -1., 1e300, 1e-60, std::nan(""), double{kInf}})
+    refuses([&](auto& o) { o.init_scale = scale; });
   for (double factor : {1., 0.5, -2., std::nan(""), double{kInf}}) refuses([&](auto& o) { o.growth_factor = factor; });
   for (double factor : {1., 2., 0., -1., std::nan("")}) refuses([&](auto& o) { o.backoff_factor = factor; });
   for (int64_t interval : {0l, -5l, 1l << 40}) refuses([&](auto& o) { o.growth_interval = interval; });
@@ -159,6 +161,10 @@ TEST(GradScaler, RefusesOptionsOutOfRange) {
   EXPECT_THROW(scaler.set_backoff_factor(1), c10::Error);
   EXPECT_THROW(scaler.set_growth_interval(0), c10::Error);
   EXPECT_THROW(scaler.Update(0.), c10::Error);
+  EXPECT_THROW(scaler.Update(1e300), c10::Error);
+  auto state = scaler.state();
+  state["scale"] = 1e300;
+  EXPECT_FALSE(scaler.set_state(state).ok());
   EXPECT_THROW(scaler.Update(at::ones({2})), c10::Error);
   EXPECT_EQ(scaler.scale(), 65536);
 }
@@ -336,6 +342,35 @@ TEST(GradScaler, LooksAtEveryKindOfGradient) {
   EXPECT_TRUE(steps(at::ones({2, 2}).t(), at::kFloat)) << "not contiguous";
 }
 
+/// Its step throws, once.
+struct ThrowsOnce : torch::optim::SGD {
+  using torch::optim::SGD::SGD;
+  at::Tensor step(LossClosure closure = nullptr) override {
+    TORCH_CHECK(std::exchange(threw, true), "once");
+    return torch::optim::SGD::step(std::move(closure));
+  }
+  bool threw = false;
+};
+
+TEST(GradScaler, AStepThatThrewCanBeTriedAgainOrForgotten) {
+  for (const bool again : {true, false}) {
+    GradScaler scaler;
+    at::Tensor p = at::ones({2}).requires_grad_();
+    ThrowsOnce optimizer(std::vector<at::Tensor>{p}, torch::optim::SGDOptions(1.));
+    scaler.Scale(p.sum()).backward();
+    EXPECT_THROW(scaler.Step(optimizer), c10::Error);
+    if (!again) {
+      scaler.Update(scaler.scale());
+      optimizer.zero_grad();
+      scaler.Scale(p.sum()).backward();
+    }
+    EXPECT_TRUE(scaler.Step(optimizer));
+    EXPECT_EQ(p[0].item<float>(), 0) << "unscaled once";
+    scaler.Update();
+    EXPECT_EQ(scaler.state().at("_growth_tracker"), 1);
+  }
+}
+
 TEST(GradScaler, ANormThatIsNotFiniteSkipsTheStepThoughEachGradientIsFinite) {
   GradScaler scaler;
   scaler.Update(1.);
@@ -413,13 +448,14 @@ TEST(StaticScaler, ScalesByOneNumber) {
   scaler.Scale((f.p * kInf).sum()).backward();
   EXPECT_TRUE(scaler.Step(f.optimizer)) << "it skips nothing";
   EXPECT_FALSE(scaler.dynamic());
-  StaticScaler other(1);
-  EXPECT_TRUE(other.set_state(scaler.state()).ok());
-  EXPECT_EQ(other.scale(), 1024);
-  EXPECT_FALSE(other.set_state(GradScaler().state()).ok());
-  EXPECT_FALSE(other.set_state({{"scale", -1}}).ok());
-  EXPECT_EQ(other.scale(), 1024);
-  for (double scale : {0., -1., double{kInf}, std::nan("")}) EXPECT_THROW(StaticScaler{scale}, c10::Error);
+  EXPECT_TRUE(scaler.set_state(GradScaler().state()).ok());
+  EXPECT_EQ(scaler.scale(), 1024) << "it is an option, no state";
+  EXPECT_TRUE(scaler.state().empty());
+  EXPECT_EQ(StaticScaler(65536).Scale(at::full({}, 3, at::kHalf)).item<double>(), 3 * 65536)
+      << "no half-precision overflow";
+  for (double scale : {0., -1., 1e300, 1e-60, double{kInf}, std::nan("")}) {
+    EXPECT_THROW(StaticScaler{scale}, c10::Error);
+  }
 }
 
 }  // namespace

@@ -10,6 +10,9 @@
 
 #include "lockstep/amp/grad_scaler.h"
 #include "lockstep/amp/master_weight_optimizer.h"
+#include "lockstep/amp/no_scaler.h"
+#include "lockstep/amp/static_scaler.h"
+#include "lockstep/optim/clip_gradients.h"
 
 namespace lockstep {
 namespace {
@@ -94,6 +97,7 @@ TEST(MasterWeightOptimizer, GradientsAddUpInFloatUntilTheyAreCleared) {
   EXPECT_FALSE(optimizer.copies()[0].grad().defined());
   half.mutable_grad() = at::ones({1}, at::kBFloat16);
   base.zero_grad();
+  EXPECT_TRUE(half.grad().defined()) << "LibTorch's is not virtual";
   optimizer.ClearGradients();
   EXPECT_FALSE(half.grad().defined());
 }
@@ -126,17 +130,50 @@ TEST(MasterWeightOptimizer, GroupsMixedDtypesFrozenParametersAndClosures) {
   EXPECT_EQ(added.item<float>(), 0.75);
 }
 
-TEST(MasterWeightOptimizer, TakesOverLoadedWeights) {
+TEST(MasterWeightOptimizer, FollowsWhatElseChangesTheModel) {
   at::Tensor half = at::ones({2}, at::kBFloat16).requires_grad_();
-  Master<torch::optim::Adam> optimizer({half}, torch::optim::AdamOptions(1e-3));
+  at::Tensor frozen = at::ones({2}, at::kBFloat16).requires_grad_(false);
+  Master<torch::optim::Adam> optimizer({half, frozen}, torch::optim::AdamOptions(1e-3));
+  const auto step = [&] {
+    half.sum().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  step();
+  const at::Tensor fine = optimizer.copies()[0].clone();
+  EXPECT_FALSE(fine.equal(half.detach().to(at::kFloat)));
+  step();
+  EXPECT_NEAR((fine - optimizer.copies()[0])[0].item<float>(), 1e-3, 1e-5) << "its own steps are no changes";
   {
     const at::NoGradGuard no_grad;
-    half.fill_(7);
+    half.detach().copy_(at::full({2}, 7., at::kBFloat16));  // as LoadModuleState and DDP's broadcast do
+    frozen.fill_(3);
   }
-  optimizer.CopyFromParameters();
-  half.sum().backward();
-  optimizer.step();
+  step();
   EXPECT_NEAR(optimizer.copies()[0][0].item<float>(), 7, 0.01);
+  EXPECT_EQ(frozen[0].item<float>(), 3) << "nor is what has no gradient written to";
+  half.set_data(at::full({2}, 9., at::kBFloat16));  // no version tells of this
+  optimizer.CopyFromParameters();
+  step();
+  EXPECT_NEAR(optimizer.copies()[0][0].item<float>(), 9, 0.01);
+  EXPECT_THROW(optimizer.SetCopies({half}), c10::Error);
+}
+
+TEST(MasterWeightOptimizer, UnscaleBringsTheGradientsForClippingAlsoWithoutAScale) {
+  NoScaler none;
+  StaticScaler fixed(4);
+  GradScalerOptions off;
+  off.enabled = false;
+  GradScaler disabled(off), dynamic;
+  for (LossScaler* scaler : std::vector<LossScaler*>{&none, &fixed, &disabled, &dynamic}) {
+    at::Tensor half = at::ones({4}, at::kBFloat16).requires_grad_();
+    Master<torch::optim::SGD> optimizer({half}, torch::optim::SGDOptions(1.));
+    scaler->Scale(half.to(at::kFloat).sum()).backward();
+    scaler->Unscale(optimizer);
+    EXPECT_EQ(ClipGradientNorm(AllParameters(optimizer), 1).item<double>(), 2);
+    EXPECT_TRUE(scaler->Step(optimizer));
+    EXPECT_EQ(half[0].item<float>(), 0.5);
+  }
 }
 
 TEST(MasterWeightOptimizer, SparseGradients) {

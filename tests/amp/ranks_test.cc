@@ -8,11 +8,16 @@
 #include <torch/utils.h>
 
 #include <limits>
+#include <memory>
+#include <string>
 
 #include "lockstep/amp/grad_scaler.h"
 #include "lockstep/amp/master_weight_optimizer.h"
 #include "lockstep/amp/scaler_sync.h"
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/join.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/ddp/after_backward_reducer.h"
 #include "lockstep/ddp/distributed_data_parallel.h"
 #include "lockstep/ddp/sharded_optimizer.h"
 #include "lockstep/optim/clip_gradients.h"
@@ -67,17 +72,44 @@ TEST(ScalerRanks, AveragedGradients) {
   ExpectSkippedByAll(scaler, optimizer, ddp.parameters());
 }
 
+/// x · weight + bias, times a scale.
+struct ScaledImpl : torch::nn::Module {
+  ScaledImpl()
+      : weight(register_parameter("weight", at::ones({4, 3}))),
+        bias(register_parameter("bias", at::ones({3}))),
+        scale(register_parameter("scale", at::ones({3}))) {}
+  at::Tensor forward(const at::Tensor& x) { return (x.matmul(weight) + bias) * scale; }
+  at::Tensor weight, bias, scale;
+};
+
 TEST(ScalerRanks, ParametersThatAreNotAveraged) {
+  for (const std::string spoiled : {"ignored", "outside", "frozen at first"}) {
+    const auto model = std::make_shared<ScaledImpl>();
+    at::Tensor outside = at::ones({3}).requires_grad_();  // never in the wrapper
+    DistributedDataParallelOptions options;
+    options.ignored = {"bias"};
+    options.make_reducer = [](auto parameters, const auto& group) {  // this one doesn't notice what is unfrozen
+      return std::make_unique<AfterBackwardReducer>(std::move(parameters), group);
+    };
+    model->scale.set_requires_grad(false);
+    DistributedDataParallel ddp(model, Group(), options);
+    model->scale.set_requires_grad(true);
+    torch::optim::SGD optimizer({model->weight, model->bias, model->scale, outside}, torch::optim::SGDOptions(1.));
+    GradScaler scaler = MakeScaler();
+    scaler.Scale((ddp.forward(at::ones({2, 4})) * outside).sum()).backward();
+    at::Tensor& victim = spoiled == "ignored" ? model->bias : spoiled == "outside" ? outside : model->scale;
+    ASSERT_TRUE(victim.grad().defined());
+    if (IsLast()) victim.mutable_grad().fill_(kInf);
+    ExpectSkippedByAll(scaler, optimizer, {model->weight, model->bias, model->scale, outside});
+  }
+}
+
+TEST(ScalerRanks, ARankThatHasScaledNothingYet) {
   Model m;
-  m.layer->weight.set_requires_grad(false);  // frozen
-  DistributedDataParallelOptions options;
-  options.ignored = {"bias"};
-  at::Tensor own = at::ones({3}).requires_grad_();  // never in the wrapper
-  torch::optim::SGD optimizer({m.layer->weight, m.layer->bias, own}, torch::optim::SGDOptions(1.));
+  torch::optim::SGD optimizer(m.layer->parameters(), torch::optim::SGDOptions(1.));
   GradScaler scaler = MakeScaler();
-  scaler.Scale(((m.layer->forward(m.x) * own).sum())).backward();
-  if (IsLast()) own.mutable_grad().fill_(kInf);
-  ExpectSkippedByAll(scaler, optimizer, {m.layer->weight, m.layer->bias, own});
+  if (IsLast()) (scaler.Scale(m.layer->forward(m.x).sum()) * kInf).backward();
+  ExpectSkippedByAll(scaler, optimizer, m.layer->parameters());
 }
 
 TEST(ScalerRanks, GradientsThatWereOnlyAccumulated) {

@@ -206,11 +206,12 @@ class Training(unittest.TestCase):
             self.assertEqual(run("--run_dir=" + part, "--epochs=1", *flags, csv_path=small).returncode, 0)
             self.assertEqual(run("--resume=" + part, "--epochs=2", *flags, csv_path=small).returncode, 0)
             self.assertEqual(untimed(part), untimed(whole))
-        # A fixed scale's state is none of a dynamic scaler; without any the run goes on.
-        result = run("--resume=" + part, "--epochs=3", "--amp=fp16", csv_path=small)
-        self.assertNotEqual(result.returncode, 0)
-        self.assertIn("'scaler': GradScaler: the state has no '_growth_tracker'", result.stderr)
-        self.assertEqual(run("--resume=" + part, "--epochs=3", csv_path=small).returncode, 0)
+        # From a fixed scale to another, to one that adapts itself, back, and to none.
+        for epoch, flags, scale in ((3, ("--amp=fp16", "--loss_scale=64"), 64), (4, ("--amp=fp16",), 65536),
+                                    (5, ("--amp=fp16", "--loss_scale=32"), 32), (6, (), None)):
+            result = run("--resume=" + part, f"--epochs={epoch}", "--batch_size=8", *flags, csv_path=small)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(metrics(part)[-1].get("loss_scale"), scale)
 
     def test_numerics_groups_and_rates(self):
         d = os.path.join(folder(), "run")
@@ -396,7 +397,7 @@ class BadInput(unittest.TestCase):
         self.assertNotIn("cnn.pt.tmp", "\n".join(after_error))
 
     def test_a_checkpoint_of_another_model_or_a_damaged_one(self):
-        self.expect("there is no", "--resume=/nowhere/x.pt", "--run_dir=" + folder() + "/run")
+        self.expect("no such file or folder", "--resume=/nowhere/x.pt", "--run_dir=" + folder() + "/run")
         bad = os.path.join(folder(), "bad.pt")
         open(bad, "wb").write(b"no checkpoint at all")
         self.expect("bad.pt: damaged", "--resume=" + bad, "--run_dir=" + folder() + "/run")

@@ -48,6 +48,20 @@ TEST(ParameterGroups, BiasesAndNormsDontDecay) {
   EXPECT_EQ((*all)[0].parameters.size(), net->parameters().size() - 1) << "each once";
 }
 
+namespace normalizing_Norms {
+template <typename T>
+struct FlowImpl : torch::nn::Module {
+  FlowImpl() { register_parameter("weight", at::ones({2, 2})); }
+};
+}  // namespace normalizing_Norms
+
+TEST(ParameterGroups, ANormIsToldByTheNameOfItsClassAlone) {
+  const auto flow = std::make_shared<normalizing_Norms::FlowImpl<torch::nn::LayerNormImpl>>();
+  EXPECT_TRUE(GroupParameters(*flow)->front().decays);
+  const normalizing_Norms::FlowImpl<int> on_the_stack;
+  EXPECT_TRUE(GroupParameters(on_the_stack)->front().decays);
+}
+
 TEST(ParameterGroups, RatesAndDecaysByName) {
   Net net;
   const auto groups = OptimizerGroups(*net, torch::optim::AdamWOptions(1e-3).weight_decay(0.1),
@@ -82,8 +96,8 @@ TEST(ParameterGroups, BadRulesAreNamed) {
     return std::string(GroupParameters(*net, {false, {{"^backbone"}, rule}}).status().message());
   };
   EXPECT_NE(error({"("}).find("'('"), std::string::npos) << error({"("});
-  EXPECT_NE(error({"decoder"}).find("'decoder': fits no parameter"), std::string::npos);
-  EXPECT_NE(error({"backbone.0"}).find("no earlier group"), std::string::npos);
+  EXPECT_NE(error({"decoder"}).find("'decoder': matches no parameter"), std::string::npos);
+  EXPECT_NE(error({"backbone.0"}).find("an earlier rule took"), std::string::npos);
   EXPECT_NE(error({"head", -1.}).find("at least 0"), std::string::npos);
   EXPECT_NE(error({"head", std::nullopt, -1.}).find("at least 0"), std::string::npos);
   EXPECT_EQ(error({"head"}), "");

@@ -49,7 +49,7 @@ std::string LastRank() { return World() > 1 ? "rank " + std::to_string(World() -
 TEST(NotFinite, ALossWithoutAScalerIsAnErrorOnAllRanksThatNamesStepAndRank) {
   for (const size_t every : {0, 2, 50}) {
     TrainingRun s({4, 4, 4, 4, 4, 4});
-    s.options.check_losses_every = every;
+    s.options.finite.every = every;
     Spoil(s, 3, 3, kInf);
     const absl::Status status = s.Fit();
     EXPECT_NE(status.message().find(LastRank() + "epoch 1, step 3: the loss is inf"), std::string::npos) << status;
@@ -73,11 +73,13 @@ TEST(NotFinite, GradientsThatOverflowThoughLossesAreFinite) {
   TrainingRun s(std::vector<int64_t>(40, 4));
   GradScaler scaler = MakeScaler();
   s.pieces.state.scaler = &scaler;
-  s.options.max_skipped_steps = 3;
+  s.options.finite.max_skipped_steps = 3;
   s.layer->weight.register_hook([](const at::Tensor& grad) { return grad * kInf; });
   const absl::Status status = s.Fit();
-  EXPECT_EQ(status.message(),
-            "epoch 1, step 1: gradients are not finite though all losses are; 3 steps in a row were skipped");
+  EXPECT_EQ(
+      status.message(),
+      "epoch 1, step 1: gradients are not finite though all losses are; 3 steps in a row were skipped, from epoch 1, "
+      "step 1");
 }
 
 TEST(NotFinite, ANormThatOverflowsIsAnErrorWithoutAScaler) {
@@ -88,8 +90,18 @@ TEST(NotFinite, ANormThatOverflowsIsAnErrorWithoutAScaler) {
   EXPECT_NE(s.Fit().message().find("epoch 1, step 1: the norm of the gradients is inf"), std::string::npos);
 }
 
+TEST(NotFinite, AnyNumberOfStepsMayBeSkippedWhenAskedFor) {
+  TrainingRun s(std::vector<int64_t>(30, 4));
+  GradScaler scaler = MakeScaler();
+  s.pieces.state.scaler = &scaler;
+  s.options.finite.max_skipped_steps = 0;
+  Spoil(s, 1, 29, kInf);
+  EXPECT_TRUE(s.Fit().ok());
+  EXPECT_EQ(s.steps.metrics["skipped_steps"], 29);
+}
+
 TEST(NotFinite, TheCheckFindsTheFirstStepAndTheLowestRank) {
-  FiniteCheck check;
+  StepNumbers check;
   check.Add(1, 1, "loss", at::ones({}));
   check.Add(1, 2, "loss", Rank() == 0 ? at::full({}, kInf) : at::ones({1}));
   check.Add(1, 3, "loss", at::full({}, std::nan("")));
@@ -98,7 +110,7 @@ TEST(NotFinite, TheCheckFindsTheFirstStepAndTheLowestRank) {
   EXPECT_TRUE(check.Check(Group()).ok()) << "they are looked at once";
   check.Add(2, 1, "loss", Rank() == 0 ? at::Tensor() : at::ones({}));
   EXPECT_TRUE(check.Check(Group()).ok());
-  EXPECT_TRUE(FiniteCheck().Check(nullptr).ok());
+  EXPECT_TRUE(StepNumbers().Check(nullptr).ok());
 }
 
 TEST(Scaler, OneThatDecidesAloneIsRefusedWhereThereAreRanks) {
@@ -199,8 +211,8 @@ TEST(Scaler, RowsMetricsAndStepsTellOfIt) {
       AllGatherString(std::string(std::getenv("TEST_TMPDIR")) + "/log." + std::to_string(getpid()), Group())[0];
   MetricsLog log(folder, 1);
   if (Rank() == 0) {
-    ASSERT_EQ(std::system(("mkdir -p " + folder).c_str()), 0);
-    ASSERT_TRUE(log.Open().ok());
+    EXPECT_EQ(std::system(("mkdir -p " + folder).c_str()), 0);
+    EXPECT_TRUE(log.Open().ok());
     s.pieces.observers.push_back(&log);
   }
   const std::string text = Printed(s);
@@ -217,7 +229,7 @@ TEST(Scaler, RowsMetricsAndStepsTellOfIt) {
   for (int step = 1; step <= 4; ++step) {
     std::getline(steps, line);
     json = nlohmann::json::parse(line);
-    EXPECT_EQ(json["skipped"], step > 1 ? 1 : 0);
+    EXPECT_EQ(json["skipped_steps"], step > 1 ? 1 : 0);
     EXPECT_EQ(json["loss_scale"], step > 1 ? 512 : 1024);
     EXPECT_EQ(json["grad_norm"].is_number(), step != 2);
   }
@@ -322,9 +334,11 @@ TEST(MasterWeights, TrainClipSkipAndResumeBitForBit) {
   }
   ASSERT_TRUE(LoadTrainingState(plain, second.pieces.state).ok());
   EXPECT_TRUE(second.master->copies()[0].equal(second.layer->weight.to(at::kFloat)));
+  second.dynamic.Update(2.);
   plain.set("master_weights", ValueList{Value(at::ones({7})), Value(at::ones({1}))});
   EXPECT_NE(LoadTrainingState(plain, second.pieces.state).status().message().find("'master_weights': number 0"),
             std::string::npos);
+  EXPECT_EQ(second.dynamic.scale(), 2) << "nothing was changed";
 }
 
 }  // namespace

@@ -251,7 +251,7 @@ TEST(Trainer, ADynamicScalerMaySkipButNotForEver) {
   GradScaler scaler(options);
   s.pieces.state.scaler = &scaler;
   s.loss_factor = std::numeric_limits<double>::infinity();
-  s.options.max_skipped_steps = 5;
+  s.options.finite.max_skipped_steps = 5;
   const absl::Status status = Trainer<TensorBatch>(s.pieces, s.options).Fit();
   ASSERT_FALSE(status.ok());
   EXPECT_NE(status.message().find("5 steps in a row"), std::string::npos) << status;
