@@ -122,7 +122,11 @@ bool GradScaler::Step(torch::optim::Optimizer& optimizer, torch::optim::Optimize
   if (!mine.agreed) AllReduce(mine.found_inf, options_.group, c10d::ReduceOp::MAX);
   mine.agreed = true;
   const bool finite = mine.found_inf.item<float>() == 0;
-  if (finite) optimizer.step();
+  if (finite) {
+    optimizer.step();
+  } else if (auto* master = MasterWeights::Of(optimizer)) {
+    master->ClearGradients();  // used up, as by a step
+  }
   mine.stage = Stage::kStepped;  // not if the step throws: it may be tried again
   skipped_ = skipped_ || !finite;
   return finite;

@@ -32,6 +32,8 @@ class GradScaler : public LossScaler {
   /// Throws c10::Error for options out of range: the initial scale must be over 0 and finite, growth over 1, backoff
   /// between 0 and 1, the interval at least 1.
   explicit GradScaler(GradScalerOptions options = {});
+  GradScaler(const GradScaler&) = delete;
+  GradScaler& operator=(const GradScaler&) = delete;
 
   /// Throws when called twice since the last Update, or after Step, before any Scale (unless there is a group: then
   /// others may have losses), or for half-precision gradients.

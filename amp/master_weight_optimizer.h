@@ -18,9 +18,10 @@ namespace lockstep {
 ///     model->to(at::kBFloat16);
 ///     MasterWeightOptimizer<torch::optim::AdamW> optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
 ///
-/// A step, or a scaler's Unscale, moves the gradients out of the model. What else changes the model's parameters in
-/// place, such as loading weights or DistributedDataParallel's first broadcast, is taken over by the next step (for
-/// shards see CopyFromParameters). The trainer's checkpoints keep the copies themselves.
+/// A scaler's Unscale, or else the step, moves the gradients out of the model, and a step uses them up: afterwards,
+/// also when a scaler skipped it, there are none. What else changes the model's parameters, such as loading weights or
+/// DistributedDataParallel's first broadcast, is taken over by the next step, number by number; what is equal to its
+/// rounded copy stays as fine as it is. The trainer's checkpoints keep the copies themselves. LBFGS is no Inner.
 template <typename Inner>
 class MasterWeightOptimizer : public MasterWeights, public Inner {
  public:
@@ -45,14 +46,15 @@ class MasterWeightOptimizer : public MasterWeights, public Inner {
     TakeGradients();
     Inner::step();
     CopyToParameters();
+    ClearGradients();
     return loss;
   }
 
-  /// Of copies and parameters. Through a pointer to LibTorch's Optimizer only those of the copies are cleared; call
-  /// ClearGradients too then.
+  /// Of copies and parameters. Through a pointer to LibTorch's Optimizer only those of the copies are cleared, which
+  /// makes a difference when a backward was not followed by a step; call ClearGradients then.
   void zero_grad(bool set_to_none = true) {
     ClearGradients();
-    Inner::zero_grad(set_to_none);
+    Inner::zero_grad(set_to_none);  // of parameters that are their own copies
   }
 
   /// Through a pointer to LibTorch's Optimizer parameters are added as they are, without copies.

@@ -12,7 +12,6 @@ std::vector<torch::optim::OptimizerParamGroup> MasterWeights::MakeCopies(
     for (at::Tensor& parameter : group.params()) {
       if (parameter.scalar_type() != at::kHalf && parameter.scalar_type() != at::kBFloat16) continue;
       parameters_.push_back(parameter);
-      versions_.push_back(parameter._version());
       parameter = parameter.detach().to(at::kFloat).requires_grad_(parameter.requires_grad());
       copies_.push_back(parameter);
     }
@@ -48,23 +47,22 @@ void MasterWeights::TakeGradients() {
 
 void MasterWeights::ClearGradients() {
   for (at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
+  for (at::Tensor& copy : copies_) copy.mutable_grad().reset();
 }
-
-void MasterWeights::CopyFromParameters() { SetCopies(parameters_); }
 
 void MasterWeights::SetCopies(const std::vector<at::Tensor>& values) {
   TORCH_CHECK(values.size() == copies_.size(), "MasterWeights: there are ", copies_.size(), " copies, not ",
               values.size());
   const at::NoGradGuard no_grad;
   if (!copies_.empty()) at::_foreach_copy_(copies_, values);
-  for (size_t i = 0; i < copies_.size(); ++i) versions_[i] = parameters_[i]._version();
 }
 
 void MasterWeights::FollowChanges() {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < copies_.size(); ++i) {
-    if (versions_[i] != parameters_[i]._version()) copies_[i].copy_(parameters_[i]);
-    versions_[i] = parameters_[i]._version();
+    const at::Tensor rounded = copies_[i].to(parameters_[i].scalar_type());
+    if (rounded.is_cpu() && rounded.equal(parameters_[i])) continue;  // elsewhere the answer would have to be waited for
+    at::where_out(copies_[i], rounded.ne(parameters_[i]), parameters_[i].to(at::kFloat), copies_[i]);
   }
 }
 
@@ -77,7 +75,6 @@ void MasterWeights::CopyToParameters() {
     from.push_back(copies_[i]);
   }
   if (!to.empty()) at::_foreach_copy_(to, from);
-  for (size_t i = 0; i < copies_.size(); ++i) versions_[i] = parameters_[i]._version();
 }
 
 }  // namespace lockstep

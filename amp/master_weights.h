@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
-#include <cstdint>
 #include <vector>
 
 namespace lockstep {
@@ -19,11 +18,8 @@ class MasterWeights {
 
   /// Adds the gradients of the half-precision parameters to those of their copies, in float, and leaves them undefined.
   void TakeGradients();
-  /// Leaves the gradients of the half-precision parameters undefined.
+  /// Leaves the gradients of the half-precision parameters and of their copies undefined.
   void ClearGradients();
-  /// The copies become what the parameters are. Needed after a change that LibTorch's version counters don't show, such
-  /// as one through another tensor over the same memory (with shards the model's own); others are noticed.
-  void CopyFromParameters();
   /// The copies become `values`, one for each, as saved by an earlier run.
   void SetCopies(const std::vector<at::Tensor>& values);
 
@@ -34,14 +30,13 @@ class MasterWeights {
  protected:
   /// The groups with copies instead of half-precision parameters.
   std::vector<torch::optim::OptimizerParamGroup> MakeCopies(std::vector<torch::optim::OptimizerParamGroup> groups);
-  /// Parameters that somebody has changed since the last step are copied anew.
+  /// Numbers of the parameters that are not what their copies round to are copied anew: somebody has changed them.
   void FollowChanges();
   /// The parameters whose copies have a gradient become what those are, rounded.
   void CopyToParameters();
 
  private:
   std::vector<at::Tensor> parameters_, copies_;
-  std::vector<uint32_t> versions_;  // of the parameters, when they were last equal to the copies
 };
 
 }  // namespace lockstep

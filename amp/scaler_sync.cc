@@ -12,8 +12,8 @@ namespace lockstep {
 void CheckScalersEqual(const LossScaler& scaler, const ProcessGroupPtr& group) {
   if (!group) return;
   std::ostringstream mine;
-  mine.precision(17);
-  for (const auto& [key, value] : scaler.state()) mine << key << " " << value << "\n";
+  mine.precision(9);  // as the floats that scales are in use
+  for (const auto& [key, value] : scaler.state()) mine << key << " " << static_cast<float>(value) << "\n";
   const std::vector<std::string> all = AllGatherString(mine.str(), group);
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;

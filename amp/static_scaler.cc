@@ -33,8 +33,8 @@ bool StaticScaler::Step(torch::optim::Optimizer& optimizer, torch::optim::Optimi
   TORCH_CHECK(stepped_.count(&optimizer) == 0, "StaticScaler: Step was already called since the last Update on ",
               internal::Describe(optimizer));
   if (unscaled_.count(&optimizer) == 0) Unscale(optimizer);
-  stepped_.insert(&optimizer);
   optimizer.step();
+  stepped_.insert(&optimizer);
   return true;
 }
 

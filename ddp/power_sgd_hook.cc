@@ -82,6 +82,12 @@ at::Tensor PowerSgdHook::FirstQ(Memory& memory, int64_t columns, int64_t rank, c
   return memory.q;
 }
 
+/// The error of a bucket that is finite; of another one the last error stays.
+void PowerSgdHook::Remember(Memory& memory, const at::Tensor& finite, const at::Tensor& error) {
+  memory.error = memory.error.defined() ? at::where(finite, error, memory.error)
+                                        : at::where(finite, error, at::zeros({}, error.options()));
+}
+
 void PowerSgdHook::Compress(c10d::GradBucket& bucket) {
   const int world_size = GetWorldSize(group_);
   const at::Tensor buffer = bucket.getBuffer();
@@ -154,16 +160,16 @@ void PowerSgdHook::Compress(c10d::GradBucket& bucket) {
     }
     AllReduce(qs, group_);
     qs.div_(world_size);
-    for (Matrix& x : matrices) {
-      at::mm_out(x.m, x.p, x.q.t());
-      x.memory->q.copy_(x.q);
-    }
+    for (Matrix& x : matrices) at::mm_out(x.m, x.p, x.q.t());
   }
+  // What a loss scaler will skip must not stay in the memory. The buffer is the same on all ranks by now.
+  const at::Tensor finite = buffer.isfinite().all();
+  for (Matrix& x : matrices) x.memory->q.copy_(at::where(finite, x.q, x.memory->q));
   if (options_.error_feedback) {
-    const at::Tensor error = before - buffer;
+    const at::Tensor error = before.sub_(buffer);
     int64_t offset = 0;
     for (size_t i = 0; i < gradients.size(); ++i) {
-      memory_[NameOf(parameters[i])].error = error.narrow(0, offset, gradients[i].numel()).clone();
+      Remember(memory_[NameOf(parameters[i])], finite, error.narrow(0, offset, gradients[i].numel()));
       offset += gradients[i].numel();
     }
   }
@@ -186,11 +192,13 @@ void PowerSgdHook::CompressBatched(c10d::GradBucket& bucket) {
   const at::Tensor p = at::mm(m, q);
   AllReduce(p, group_);
   Orthogonalize(p, options_.orthogonalization_epsilon);
-  at::mm_out(memory.q, m.t(), p);
-  AllReduce(memory.q, group_);
-  memory.q.div_(GetWorldSize(group_));
-  at::mm_out(m, p, memory.q.t());
-  if (options_.error_feedback) memory.error = before - padded;
+  const at::Tensor next_q = at::mm(m.t(), p);
+  AllReduce(next_q, group_);
+  next_q.div_(GetWorldSize(group_));
+  at::mm_out(m, p, next_q.t());
+  const at::Tensor finite = padded.isfinite().all();
+  memory.q.copy_(at::where(finite, next_q, memory.q));
+  if (options_.error_feedback) Remember(memory, finite, before - padded);
   const_cast<at::Tensor&>(buffer).copy_(padded.narrow(0, 0, buffer.numel()));
 }
 

@@ -59,6 +59,7 @@ class PowerSgdHook : public c10d::CommHookInterface, public Stateful {
 
   void Compress(c10d::GradBucket& bucket);
   void CompressBatched(c10d::GradBucket& bucket);
+  static void Remember(Memory& memory, const at::Tensor& finite, const at::Tensor& error);
   at::Tensor FirstQ(Memory& memory, int64_t columns, int64_t rank, const at::TensorOptions& options);
   const std::string& NameOf(const at::Tensor& parameter) const;
 

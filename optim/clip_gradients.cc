@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 
 #include <cmath>
+#include <unordered_set>
 #include <utility>
 
 #include "lockstep/base/tensor_kinds.h"
@@ -15,9 +16,10 @@ namespace {
 /// The values of all gradients that are not empty.
 TensorKinds Values(const std::vector<at::Tensor>& parameters) {
   TensorKinds kinds;
+  std::unordered_set<const c10::TensorImpl*> seen;  // a tied parameter may be listed more than once
   for (at::Tensor parameter : parameters) {
     at::Tensor& gradient = parameter.mutable_grad();
-    if (!gradient.defined()) continue;
+    if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     if (gradient.is_sparse()) gradient = gradient.coalesce();
     at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
     if (values.numel() > 0) kinds.Add(std::move(values));

@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "lockstep/amp/master_weights.h"
 #include "lockstep/amp/scaler_sync.h"
@@ -43,7 +44,9 @@ void GradientStep::Backward(const StepOutput& output, bool last_of_window, bool 
   if (counts) {
     ++counted_;
     samples_ += output.samples;
-    loss_ = loss_.defined() ? loss_ + output.loss.detach() : output.loss.detach();
+    const at::Tensor loss = output.loss.detach();
+    // Half-precision losses are summed in float.
+    loss_ = !loss_.defined() ? loss : (loss.itemsize() < 4 ? loss_.to(at::kFloat) : loss_) + loss;
   }
   double factor = counts ? 1 : 0;
   if (options_.weight_by_samples) {
@@ -111,9 +114,12 @@ at::Tensor GradientStep::ClipNorm() {
 
 void GradientStep::ScaleGradients(double factor) {
   const at::NoGradGuard no_grad;
+  std::unordered_set<const c10::TensorImpl*> seen;  // a tied parameter may be listed more than once
   for (auto& group : optimizer_->param_groups()) {
     for (auto& parameter : group.params()) {
-      if (parameter.grad().defined()) parameter.mutable_grad().mul_(factor);
+      if (parameter.grad().defined() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+        parameter.mutable_grad().mul_(factor);
+      }
     }
   }
 }

@@ -99,7 +99,7 @@ absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const Training
     if (state != nullptr) LOCKSTEP_RETURN_IF_ERROR(named(name.c_str(), other->LoadState(*state)));
   }
   LOCKSTEP_RETURN_IF_ERROR(named("model", LoadModuleState(*model, *parts.module)));
-  if (master != nullptr && master_weights == nullptr) master->CopyFromParameters();
+  if (master != nullptr && master_weights == nullptr) master->SetCopies(master->half_parameters());
   if (master != nullptr && master_weights != nullptr) {
     std::vector<at::Tensor> copies;
     for (const Value& copy : *master_weights->items()) copies.push_back(*copy.tensor());

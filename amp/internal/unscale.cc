@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <typeinfo>
+#include <unordered_set>
 #include <utility>
 
 #include "lockstep/amp/master_weights.h"
@@ -17,12 +18,13 @@ namespace lockstep::internal {
 std::vector<std::vector<at::Tensor>> GradientsByKind(torch::optim::Optimizer& optimizer, const char* scaler) {
   if (auto* master = MasterWeights::Of(optimizer)) master->TakeGradients();
   TensorKinds kinds;
+  std::unordered_set<const c10::TensorImpl*> seen;  // a tied parameter may be listed more than once
   size_t index = 0;
   for (auto& group : optimizer.param_groups()) {
     for (auto& parameter : group.params()) {
       at::Tensor gradient = parameter.grad();
       ++index;
-      if (!gradient.defined()) continue;
+      if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       TORCH_CHECK(gradient.scalar_type() != at::kHalf, scaler, ": the gradient of parameter ", index - 1,
                   " of the optimizer, of shape ", gradient.sizes(),
                   ", is in float16, where taking the scale out would make small numbers vanish; keep parameters in "

@@ -129,6 +129,9 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   c.lr = absl::GetFlag(FLAGS_lr);
   c.weight_decay = absl::GetFlag(FLAGS_weight_decay);
   c.lr_given = given("lr");
+  if (given("scale_lr") && given("resume") && !c.lr_given) {
+    return Invalid("--scale_lr: a resumed run keeps its learning rate; give --lr too, which is then scaled");
+  }
   c.weight_decay_given = given("weight_decay");
   c.batch_size = absl::GetFlag(FLAGS_batch_size);
   c.seed = absl::GetFlag(FLAGS_seed);

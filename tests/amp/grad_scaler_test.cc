@@ -385,6 +385,21 @@ TEST(GradScaler, ANormThatIsNotFiniteSkipsTheStepThoughEachGradientIsFinite) {
   EXPECT_EQ(scaler.scale(), 0.5);
 }
 
+TEST(GradScaler, ATiedParameterThatIsListedTwiceIsUnscaledOnce) {
+  GradScaler dynamic;
+  StaticScaler fixed(1024);
+  for (LossScaler* scaler : {static_cast<LossScaler*>(&dynamic), static_cast<LossScaler*>(&fixed)}) {
+    at::Tensor p = at::ones({2}).requires_grad_();
+    torch::optim::SGD optimizer({p, p}, torch::optim::SGDOptions(0.));
+    scaler->Scale(p.sum()).backward();
+    scaler->Unscale(optimizer);
+    EXPECT_EQ(p.grad()[0].item<float>(), 1);
+    EXPECT_NEAR(ClipGradientNorm(AllParameters(optimizer), 1).item<double>(), std::sqrt(2.), 1e-6);
+    EXPECT_NEAR(p.grad()[0].item<float>(), std::sqrt(0.5), 1e-5);
+    scaler->Step(optimizer);
+  }
+}
+
 /// How often a number was brought from a device to the host.
 std::atomic<int> waits{0};
 

@@ -48,7 +48,6 @@ TEST(MasterWeightOptimizer, StepsTheCopiesAsTheOptimizerStepsFloats) {
     half.mutable_grad() = gradient;
     full.mutable_grad() = gradient.to(at::kFloat);
     master.step();
-    master.zero_grad();
     plain.step();
     EXPECT_TRUE(master.copies()[0].equal(full));
     EXPECT_TRUE(half.equal(full.to(at::kBFloat16)));
@@ -95,6 +94,7 @@ TEST(MasterWeightOptimizer, GradientsAddUpInFloatUntilTheyAreCleared) {
   optimizer.zero_grad();
   EXPECT_FALSE(half.grad().defined());
   EXPECT_FALSE(optimizer.copies()[0].grad().defined());
+  optimizer.TakeGradients();
   half.mutable_grad() = at::ones({1}, at::kBFloat16);
   base.zero_grad();
   EXPECT_TRUE(half.grad().defined()) << "LibTorch's is not virtual";
@@ -152,11 +152,54 @@ TEST(MasterWeightOptimizer, FollowsWhatElseChangesTheModel) {
   step();
   EXPECT_NEAR(optimizer.copies()[0][0].item<float>(), 7, 0.01);
   EXPECT_EQ(frozen[0].item<float>(), 3) << "nor is what has no gradient written to";
-  half.set_data(at::full({2}, 9., at::kBFloat16));  // no version tells of this
-  optimizer.CopyFromParameters();
+  half.set_data(at::full({2}, 9., at::kBFloat16));
   step();
   EXPECT_NEAR(optimizer.copies()[0][0].item<float>(), 9, 0.01);
+  // Out and back again, as for an evaluation with other weights: nothing is lost.
+  const at::Tensor before = optimizer.copies()[0].clone(), kept = half.detach().clone();
+  {
+    const at::NoGradGuard no_grad;
+    half.fill_(1);
+    half.copy_(kept);
+  }
+  optimizer.param_groups()[0].options().set_lr(0);
+  step();
+  EXPECT_TRUE(optimizer.copies()[0].equal(before));
   EXPECT_THROW(optimizer.SetCopies({half}), c10::Error);
+}
+
+TEST(MasterWeightOptimizer, AStepUsesGradientsUpHoweverTheyAreCleared) {
+  for (const bool of_model : {true, false}) {
+    for (const bool with_scaler : {true, false}) {
+      torch::nn::Linear layer(torch::nn::LinearOptions(2, 1).bias(false));
+      layer->to(at::kBFloat16);
+      Master<torch::optim::SGD> optimizer(layer->parameters(), torch::optim::SGDOptions(1.));
+      torch::optim::Optimizer& base = optimizer;
+      GradScaler dynamic;
+      NoScaler none;
+      LossScaler& scaler = with_scaler ? static_cast<LossScaler&>(dynamic) : none;
+      for (int i = 0; i < 4; ++i) {
+        const at::Tensor before = layer->weight.detach().clone();
+        of_model ? layer->zero_grad() : base.zero_grad();
+        const float factor = with_scaler && i == 1 ? std::numeric_limits<float>::infinity() : 1.f;
+        (scaler.Scale(layer(at::ones({1, 2}, at::kBFloat16)).to(at::kFloat).sum()) * factor).backward();
+        const bool stepped = scaler.Step(optimizer);
+        EXPECT_EQ(stepped, factor == 1);
+        scaler.Update();
+        EXPECT_NEAR((before - layer->weight)[0][0].item<float>(), stepped ? 1 : 0, 0.02) << i;
+      }
+    }
+  }
+}
+
+TEST(MasterWeightOptimizer, ATiedParameterMayBeListedTwice) {
+  at::Tensor half = at::ones({2}, at::kBFloat16).requires_grad_();
+  Master<torch::optim::SGD> optimizer({half, half}, torch::optim::SGDOptions(0.125));
+  for (int i = 0; i < 3; ++i) {
+    half.sum().backward();
+    optimizer.step();
+  }
+  EXPECT_EQ(half[0].item<float>(), 0.625);
 }
 
 TEST(MasterWeightOptimizer, UnscaleBringsTheGradientsForClippingAlsoWithoutAScale) {

@@ -19,6 +19,7 @@
 #include "lockstep/comm/process_group.h"
 #include "lockstep/ddp/after_backward_reducer.h"
 #include "lockstep/ddp/distributed_data_parallel.h"
+#include "lockstep/ddp/power_sgd_hook.h"
 #include "lockstep/ddp/sharded_optimizer.h"
 #include "lockstep/optim/clip_gradients.h"
 
@@ -236,6 +237,75 @@ TEST(ScalerRanks, ANormThatIsNotFiniteOnOneRankSkipsTheStepOnAll) {
   scaler.Unscale(optimizer);
   scaler.AddFoundInf(optimizer, at::full({}, IsLast()));
   ExpectSkippedByAll(scaler, optimizer, m.layer->parameters());
+}
+
+TEST(ScalerRanks, ScalesThatAreNoFloatsAreEqualBeforeAndAfterTheFirstUse) {
+  GradScalerOptions options;
+  options.init_scale = 1000.1;
+  options.group = Group();
+  GradScaler scaler(options);
+  if (IsLast()) scaler.Scale(at::ones({}));
+  CheckScalersEqual(scaler, Group());
+}
+
+TEST(ScalerRanks, MasterWeightsThatAreFinerThanTheModelSurviveWrapping) {
+  torch::manual_seed(1);
+  torch::nn::Linear layer(3, 1);
+  layer->to(at::kBFloat16);
+  MasterWeightOptimizer<torch::optim::SGD> optimizer(layer->parameters(), torch::optim::SGDOptions(1e-3));
+  const auto step = [&](auto&& forward) {
+    optimizer.zero_grad();
+    forward(at::ones({2, 3}, at::kBFloat16)).to(at::kFloat).sum().backward();
+    optimizer.step();
+  };
+  for (int i = 0; i < 3; ++i) step([&](const at::Tensor& x) { return layer->forward(x); });
+  const at::Tensor fine = optimizer.copies()[0].clone();
+  DistributedDataParallel ddp(layer, Group());  // broadcasts what is equal already
+  step([&](const at::Tensor& x) { return ddp.forward(x); });
+  EXPECT_NEAR((fine - optimizer.copies()[0])[0][0].item<float>(), 2e-3, 1e-5);
+  for (int i = 0; i < 20; ++i) step([&](const at::Tensor& x) { return ddp.forward(x); });
+  ddp.CheckParametersEqual();
+}
+
+TEST(ScalerRanks, MasterWeightsMadeBeforeTheWrapperFollowItsBroadcast) {
+  torch::manual_seed(Rank());
+  torch::nn::Linear layer(3, 1);
+  layer->to(at::kBFloat16);
+  MasterWeightOptimizer<torch::optim::SGD> optimizer(layer->parameters(), torch::optim::SGDOptions(1e-2));
+  DistributedDataParallel ddp(layer, Group());
+  for (int i = 0; i < 3; ++i) {
+    ddp.forward(at::ones({2, 3}, at::kBFloat16)).to(at::kFloat).sum().backward();
+    optimizer.step();
+  }
+  ddp.CheckParametersEqual();
+}
+
+TEST(ScalerRanks, AnOverflowLeavesPowerSgdsMemoryAlone) {
+  for (const bool batched : {false, true}) {
+    torch::manual_seed(1);
+    torch::nn::Linear layer(16, 16);
+    DistributedDataParallelOptions options;
+    PowerSgdOptions compression;
+    compression.rank = 2;
+    compression.start_step = 0;
+    compression.batched = batched;
+    std::vector<NamedParameter> named;
+    for (const auto& item : layer->named_parameters()) named.push_back({item.key(), item.value()});
+    options.reducer.hook = std::make_shared<PowerSgdHook>(named, Group(), compression);
+    DistributedDataParallel ddp(layer, Group(), options);
+    torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(1e-3));
+    GradScaler scaler = MakeScaler();
+    std::string taken;
+    for (int i = 0; i < 8; ++i) {
+      optimizer.zero_grad();
+      at::Tensor loss = scaler.Scale(ddp.forward(at::randn({4, 16})).square().sum());
+      if (i == 3 && IsLast()) loss = loss * kInf;
+      loss.backward();
+      taken += scaler.Step(optimizer) ? 'y' : 'n';
+      scaler.Update();
+    }
+    EXPECT_EQ(taken, "yyynyyyy") << "batched: " << batched;
+  }
 }
 
 TEST(ScalerRanks, WithoutAGroupScalesDriftApartAndTheCheckSaysSo) {

@@ -224,7 +224,8 @@ class Training(unittest.TestCase):
         self.assertAlmostEqual(metrics(d)[0]["learning_rate"], 0.1 * 2 ** 0.5)
         self.assertNotIn("loss_scale", metrics(d)[0])
         # The rate of the run is kept, and one that is given is scaled too.
-        self.assertEqual(run("--resume=" + d, "--epochs=2", *flags).returncode, 0)
+        self.assertEqual(run("--resume=" + d, "--epochs=2", *flags[1:]).returncode, 0)
+        self.assertIn("give --lr too", run("--resume=" + d, "--epochs=2", *flags).stderr)
         self.assertEqual(run("--resume=" + d, "--epochs=3", "--lr=0.05", *flags).returncode, 0)
         self.assertAlmostEqual(metrics(d)[1]["learning_rate"], 0.1 * 2 ** 0.5)
         self.assertAlmostEqual(metrics(d)[2]["learning_rate"], 0.05 * 2 ** 0.5)

@@ -55,7 +55,8 @@ TEST(ClipGradientNorm, MixedDtypesAndSparseGradients) {
   EXPECT_NEAR(low.grad().item<double>(), 2, 1e-2);
   EXPECT_NEAR(wide.grad().item<double>(), 6, 1e-5);
   const at::Tensor many = WithGradient(at::ones({4096}, at::kBFloat16));
-  EXPECT_EQ(GradientNorm({many, many}).item<double>(), static_cast<float>(std::sqrt(8192.))) << "summed in float";
+  const at::Tensor as_many = WithGradient(at::ones({4096}, at::kBFloat16));
+  EXPECT_EQ(GradientNorm({many, as_many}).item<double>(), static_cast<float>(std::sqrt(8192.))) << "summed in float";
   const at::Tensor complex = WithGradient(at::full({1}, c10::complex<double>(3, 4), at::kComplexFloat));
   EXPECT_EQ(ClipGradientNorm({complex}, 1).item<double>(), 5);
 }

@@ -90,6 +90,19 @@ TEST(NotFinite, ANormThatOverflowsIsAnErrorWithoutAScaler) {
   EXPECT_NE(s.Fit().message().find("epoch 1, step 1: the norm of the gradients is inf"), std::string::npos);
 }
 
+TEST(NotFinite, HalfLossesOfAWindowAreSummedInFloat) {
+  TrainingRun s({4, 4, 4, 4});
+  s.options.gradients.accumulate = 2;
+  const auto step = s.pieces.eval_step;
+  s.pieces.train_step = [&](at::Tensor& x) {
+    StepOutput output = step(x);
+    output.loss = (output.loss * 0 + 40000).to(at::kHalf);
+    return output;
+  };
+  EXPECT_TRUE(s.Fit().ok());
+  EXPECT_EQ(s.steps.losses, (std::vector<double>{40000, 40000}));
+}
+
 TEST(NotFinite, AnyNumberOfStepsMayBeSkippedWhenAskedFor) {
   TrainingRun s(std::vector<int64_t>(30, 4));
   GradScaler scaler = MakeScaler();
