@@ -28,7 +28,7 @@ Value ModuleState(const torch::nn::Module& module) {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   Collect(module, "", tensors);
   ValueDict state;
-  state.ordered = true;
+  state.kind = ValueDict::Kind::kOrdered;
   for (auto& [name, tensor] : tensors) {
     if (tensor.defined()) state.items.emplace_back(name, tensor.detach());
   }

@@ -1,15 +1,23 @@
 #include "lockstep/checkpoint/pth.h"
 
 #include <absl/status/status.h>
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
-#include <caffe2/serialize/inline_container.h>
 #include <ATen/Functions.h>
-#include <sys/stat.h>
+#include <caffe2/serialize/inline_container.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string_view>
+#include <utility>
 
 #include "lockstep/base/error_text.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/internal/mapped_file.h"
 #include "lockstep/checkpoint/internal/pickle.h"
+#include "lockstep/checkpoint/internal/zip_reader.h"
 
 namespace lockstep {
 
@@ -47,35 +55,117 @@ absl::Status SavePth(const Value& value, const std::string& path) {
   return file.Commit();
 }
 
-absl::StatusOr<Value> LoadPth(const std::string& path) {
-  struct stat info {};
-  if (stat(path.c_str(), &info) != 0) return absl::NotFoundError(absl::StrCat("checkpoint ", path, ": no such file"));
-  const auto error = [&](const std::string& what) {
-    return absl::InvalidArgumentError(absl::StrCat("checkpoint ", path, ": ", what));
+namespace {
+
+using internal::MappedFile;
+
+/// A tensor of bytes over memory that `owner` keeps, on the device that is wanted.
+at::Tensor BytesTensor(char* data, int64_t size, std::shared_ptr<void> owner, at::Device device) {
+  at::Tensor bytes = at::from_blob(
+      data, {size}, [owner = std::move(owner)](void*) {}, at::kByte);
+  // A kernel may count on numbers being aligned, which those of a stored member needn't be.
+  if (reinterpret_cast<uintptr_t>(data) % 16 != 0) bytes = bytes.clone();
+  return bytes.to(device);
+}
+
+absl::StatusOr<Value> LoadZip(const std::shared_ptr<MappedFile>& file, const LoadPthOptions& options) {
+  LOCKSTEP_ASSIGN_OR_RETURN(internal::ZipReader zip, internal::ZipReader::Open(file));
+  // Everything is in one folder of any name.
+  std::string folder;
+  for (const auto& [name, member] : zip.members()) {
+    if (name == "data.pkl" || absl::EndsWith(name, "/data.pkl")) folder = name.substr(0, name.size() - 8);
+  }
+  const auto has = [&](const std::string& name) { return zip.members().count(folder + name) > 0; };
+  if (!has("data.pkl")) return absl::InvalidArgumentError("a zip file, but none that torch.save wrote");
+  if (has("constants.pkl")) return absl::InvalidArgumentError("a TorchScript program, which torch::jit::load reads");
+  if (has("byteorder")) {
+    LOCKSTEP_ASSIGN_OR_RETURN(const auto order, zip.Read(folder + "byteorder", options.verify));
+    const std::string text(order.data, order.size);
+    if (text != "little") return absl::InvalidArgumentError("its byte order is '" + text + "', not little");
+  }
+  const auto read = [&](const std::string& key, int64_t size) -> absl::StatusOr<at::Tensor> {
+    LOCKSTEP_ASSIGN_OR_RETURN(auto record, zip.Read(folder + "data/" + key, options.verify));
+    if (record.size != static_cast<size_t>(size)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("record data/", key, " holds ", record.size, " bytes, not ", size));
+    }
+    return BytesTensor(record.data, size, std::move(record.owner), options.map_location);
   };
-  if (!S_ISREG(info.st_mode)) return error("not a regular file");
+  LOCKSTEP_ASSIGN_OR_RETURN(const auto pickle, zip.Read(folder + "data.pkl", /*verify=*/true));
+  LOCKSTEP_ASSIGN_OR_RETURN(auto unpickled, internal::Unpickle({pickle.data, pickle.size}, read));
+  return std::move(unpickled.value);
+}
+
+// 0x1950a86a20f9469cfc6c as a pickle of protocol 2.
+constexpr std::string_view kLegacyMagic("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e", 15);
+
+/// Pickles one after the other (magic number, protocol, the system's properties, the value, the keys of its storages),
+/// then for each storage its number of elements and its bytes.
+absl::StatusOr<Value> LoadLegacy(const std::shared_ptr<MappedFile>& file, const LoadPthOptions& options) {
+  const std::string_view bytes(file->data(), file->size());
+  size_t at = kLegacyMagic.size();
+  const auto next = [&](const internal::StorageReader& read) -> absl::StatusOr<internal::Unpickled> {
+    auto unpickled = internal::Unpickle(bytes.substr(at), read);
+    if (unpickled.ok()) at += unpickled->size;
+    return unpickled;
+  };
+  LOCKSTEP_ASSIGN_OR_RETURN(const auto protocol, next(nullptr));
+  if (!protocol.value.number().ok() || *protocol.value.number() != 1001) {
+    return absl::InvalidArgumentError("its protocol version is not 1001");
+  }
+  LOCKSTEP_ASSIGN_OR_RETURN(const auto system, next(nullptr));
+  const Value* little = system.value.find("little_endian");
+  if (little == nullptr || !little->number().ok() || *little->number() == 0) {
+    return absl::InvalidArgumentError("its byte order is not little");
+  }
+  // Once without storages, to learn where they are, and once with them.
+  const size_t begin = at;
+  LOCKSTEP_ASSIGN_OR_RETURN(const auto dry, next(nullptr));
+  LOCKSTEP_ASSIGN_OR_RETURN(const auto keys, next(nullptr));
+  if (keys.value.items() == nullptr) return absl::InvalidArgumentError("the list of its storages is damaged");
+  std::map<std::string, size_t> offsets;
+  for (const Value& key : *keys.value.items()) {
+    const auto known = key.string() == nullptr ? dry.storages.end() : dry.storages.find(*key.string());
+    if (known == dry.storages.end()) return absl::InvalidArgumentError("it lists a storage that nothing uses");
+    const auto size = static_cast<size_t>(known->second);
+    if (bytes.size() - at < 8 || size > bytes.size() - at - 8) {
+      return absl::InvalidArgumentError("storage " + *key.string() + " is truncated");
+    }
+    offsets[*key.string()] = at + 8;
+    at += 8 + size;
+  }
+  const auto read = [&](const std::string& key, int64_t size) -> absl::StatusOr<at::Tensor> {
+    const auto offset = offsets.find(key);
+    if (offset == offsets.end()) return absl::InvalidArgumentError("storage " + key + " is missing");
+    return BytesTensor(file->data() + offset->second, size, file, options.map_location);
+  };
+  LOCKSTEP_ASSIGN_OR_RETURN(auto unpickled, internal::Unpickle(bytes.substr(begin), read));
+  return std::move(unpickled.value);
+}
+
+absl::StatusOr<Value> Load(const std::string& path, const LoadPthOptions& options) {
+  LOCKSTEP_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path));
+  const std::string_view bytes(file->data(), file->size());
+  if (bytes.substr(0, kLegacyMagic.size()) == kLegacyMagic) return LoadLegacy(file, options);
+  if (bytes.size() > 262 && bytes.substr(257, 5) == "ustar") {
+    return absl::InvalidArgumentError(
+        "in the oldest format, a tar file, which weights_only doesn't read in Python either");
+  }
+  return LoadZip(file, options);
+}
+
+}  // namespace
+
+absl::StatusOr<Value> LoadPth(const std::string& path, const LoadPthOptions& options) {
+  const auto named = [&](absl::StatusCode code, const std::string& what) {
+    return absl::Status(code, absl::StrCat("checkpoint ", path, ": ", what));
+  };
   try {
-    caffe2::serialize::PyTorchStreamReader reader(path);
-    const auto read = [&](const std::string& key, at::ScalarType dtype, int64_t numel) -> absl::StatusOr<at::Tensor> {
-      const std::string record = absl::StrCat("data/", key);
-      if (!reader.hasRecord(record)) return absl::InvalidArgumentError("record " + record + " is missing");
-      auto [data, size] = reader.getRecord(record);
-      const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
-      if (static_cast<int64_t>(size) / itemsize != numel || size % itemsize != 0) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("record ", record, " holds ", size, " bytes, not ", numel, " × ", itemsize));
-      }
-      void* const bytes = data.get();
-      auto keep = std::make_shared<at::DataPtr>(std::move(data));
-      return at::from_blob(
-          bytes, {numel}, [keep](void*) {}, dtype);
-    };
-    auto [pickle, size] = reader.getRecord("data.pkl");
-    auto value = internal::Unpickle(std::string(static_cast<const char*>(pickle.get()), size), read);
-    if (!value.ok()) return error(std::string(value.status().message()));
-    return value;
-  } catch (const std::exception& e) {
-    return error("damaged or no .pth file: " + FirstLine(e.what()));
+    auto value = Load(path, options);
+    if (value.ok()) return value;
+    return named(value.status().code(), std::string(value.status().message()));
+  } catch (const std::exception& e) {  // no memory, no such device
+    return named(absl::StatusCode::kInvalidArgument, FirstLine(e.what()));
   }
 }
 

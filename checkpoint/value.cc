@@ -10,6 +10,7 @@ Value::Value(ValueDict v) : value_(std::move(v)) {}
 const ValueList* Value::items() const {
   if (const auto* list = std::get_if<ValueList>(&value_)) return list;
   if (const auto* tuple = std::get_if<ValueTuple>(&value_)) return &tuple->items;
+  if (const auto* set = std::get_if<ValueSet>(&value_)) return &set->items;
   return nullptr;
 }
 
@@ -24,8 +25,8 @@ absl::StatusOr<double> Value::number() const {
 const Value* Value::find(const std::string& key) const {
   const ValueDict* d = dict();
   if (d == nullptr) return nullptr;
-  for (const auto& [k, v] : d->items) {
-    if (k.string() != nullptr && *k.string() == key) return &v;
+  for (auto item = d->items.rbegin(); item != d->items.rend(); ++item) {  // the last counts, as in Python
+    if (item->first.string() != nullptr && *item->first.string() == key) return &item->second;
   }
   return nullptr;
 }
@@ -40,7 +41,8 @@ void Value::set(const std::string& key, Value value) {
 }
 
 std::string Value::type_name() const {
-  static const char* const kNames[] = {"None", "bool", "int", "float", "str", "tensor", "list", "tuple", "dict"};
+  static const char* const kNames[] = {"None", "bool", "int",   "float", "str",     "tensor", "list",  "tuple",
+                                       "dict", "set",  "bytes", "int",   "complex", "dtype",  "device"};
   return kNames[value_.index()];
 }
 

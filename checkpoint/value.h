@@ -2,7 +2,10 @@
 
 #include <absl/status/statusor.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
+#include <complex>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -15,18 +18,38 @@ class Value;
 using ValueList = std::vector<Value>;
 struct ValueTuple {
   ValueList items;
+  bool is_size = false;  ///< torch.Size
 };
-/// Keeps the order of its entries; `ordered` writes it as Python's OrderedDict, as a module's state_dict is.
+/// Keeps the order of its entries.
 struct ValueDict {
+  enum class Kind {
+    kPlain,
+    kOrdered,    ///< OrderedDict, as a module's state_dict is.
+    kCounter,    ///< collections.Counter
+    kDefault,    ///< collections.defaultdict; written as a plain dict, since Python's weights_only refuses it.
+    kNamespace,  ///< argparse.Namespace, by its attributes; written as a plain dict.
+  };
   std::vector<std::pair<Value, Value>> items;
-  bool ordered = false;
+  Kind kind = Kind::kPlain;
+  std::vector<std::pair<Value, Value>> attributes{};  ///< Of an OrderedDict, such as a state_dict's `_metadata`.
+};
+struct ValueSet {
+  ValueList items;
+};
+struct ValueBytes {  ///< bytes or bytearray
+  std::string bytes;
+};
+/// An integer of more than 64 bits, two's complement, the lowest byte first.
+struct ValueBigInt {
+  std::string bytes;
 };
 
 /// What a checkpoint is made of: a plain Python value or a tensor.
 class Value {
  public:
   using Variant =
-      std::variant<std::monostate, bool, int64_t, double, std::string, at::Tensor, ValueList, ValueTuple, ValueDict>;
+      std::variant<std::monostate, bool, int64_t, double, std::string, at::Tensor, ValueList, ValueTuple, ValueDict,
+                   ValueSet, ValueBytes, ValueBigInt, std::complex<double>, at::ScalarType, at::Device>;
 
   Value() = default;  ///< None
   Value(bool v) : value_(v) {}
@@ -39,6 +62,12 @@ class Value {
   Value(ValueList v) : value_(std::move(v)) {}
   Value(ValueTuple v) : value_(std::move(v)) {}
   Value(ValueDict v);
+  Value(ValueSet v) : value_(std::move(v)) {}
+  Value(ValueBytes v) : value_(std::move(v)) {}
+  Value(ValueBigInt v) : value_(std::move(v)) {}
+  Value(std::complex<double> v) : value_(v) {}
+  Value(at::ScalarType v) : value_(v) {}
+  Value(at::Device v) : value_(v) {}
 
   const Variant& get() const { return value_; }
   Variant& get() { return value_; }
@@ -49,7 +78,7 @@ class Value {
   const std::string* string() const { return std::get_if<std::string>(&value_); }
   const ValueDict* dict() const { return std::get_if<ValueDict>(&value_); }
   ValueDict* dict() { return std::get_if<ValueDict>(&value_); }
-  /// A list's or a tuple's.
+  /// A list's, tuple's or set's.
   const ValueList* items() const;
 
   /// A number from a bool, an integer, a float or a tensor of one element; InvalidArgument otherwise.

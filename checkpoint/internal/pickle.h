@@ -2,8 +2,11 @@
 
 #include <absl/status/statusor.h>
 
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/checkpoint/value.h"
@@ -14,18 +17,27 @@ namespace lockstep::internal {
 /// "data/i" of the file. Tensors that share a storage share a record.
 struct Pickled {
   std::string bytes;
-  std::vector<at::Tensor> storages;  ///< One-dimensional CPU tensors.
+  std::vector<at::Tensor> storages;  ///< One-dimensional CPU tensors of bytes.
 };
 
-/// InvalidArgument for a dtype that has no storage class in Python.
+/// InvalidArgument for what weights_only can't load, such as a sparse tensor.
 absl::StatusOr<Pickled> Pickle(const Value& value);
 
-/// Gives the bytes of the storage `key`: a one-dimensional CPU tensor of `numel` elements of `dtype`.
-using StorageReader =
-    std::function<absl::StatusOr<at::Tensor>(const std::string& key, at::ScalarType dtype, int64_t numel)>;
+/// Gives the storage `key`: a one-dimensional tensor of `bytes` bytes, on the device where its tensors shall be.
+using StorageReader = std::function<absl::StatusOr<at::Tensor>(const std::string& key, int64_t bytes)>;
 
-/// Reads what Pickle writes and what Python's `torch.save` writes for plain values and tensors. Nothing is executed:
-/// a global that is not on the list of known ones is an InvalidArgument naming it.
-absl::StatusOr<Value> Unpickle(const std::string& bytes, const StorageReader& read_storage);
+/// What is read of a pickle.
+struct Unpickled {
+  Value value;
+  size_t size;                              ///< Of the pickle, up to its end mark.
+  std::map<std::string, int64_t> storages;  ///< Key and bytes of those that were asked for.
+};
+
+/// Reads what Python's `torch.load(weights_only=True)` reads, and defaultdict, argparse.Namespace and numpy's scalars
+/// as plain values. Nothing is executed: a global that is not on the list of known ones is an InvalidArgument naming
+/// it, and what is quantised, sparse, nested or of another device's kind one naming that. The memory that values take
+/// is bounded by 64 MiB and 64 times the pickle's size. Null `read_storage`: tensors are left out (None), their
+/// storages only noted.
+absl::StatusOr<Unpickled> Unpickle(std::string_view bytes, const StorageReader& read_storage);
 
 }  // namespace lockstep::internal

@@ -1,145 +1,84 @@
 #include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
-#include <ATen/Functions.h>
 
 #include <cstring>
-#include <memory>
 #include <unordered_map>
 
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/internal/dtypes.h"
 #include "lockstep/checkpoint/internal/pickle.h"
+#include "lockstep/checkpoint/internal/pickle_nodes.h"
 
 namespace lockstep::internal {
 namespace {
 
-/// An object of the pickle machine. Objects are shared between the stack, the memo and containers, which are filled
-/// after they were memoised.
-struct Node;
-using Ref = std::shared_ptr<Node>;
-struct Mark {};
-struct Global {
-  std::string name;  // module.name
-};
-struct Storage {
-  at::Tensor tensor;
-};
-struct List {
-  std::vector<Ref> items;
-};
-struct Tuple {
-  std::vector<Ref> items;
-};
-struct Dict {
-  std::vector<std::pair<Ref, Ref>> items;
-  bool ordered = false;
-};
-struct Node {
-  std::variant<Value, Mark, Global, Storage, List, Tuple, Dict> what;
-
-  template <typename T>
-  T* as() {
-    return std::get_if<T>(&what);
-  }
-};
-
-constexpr int kMaxDepth = 100;
-constexpr int64_t kMaxValues = 50'000'000;
-
-absl::Status Error(const std::string& what) { return absl::InvalidArgumentError("pickle: " + what); }
-
-/// Copies the objects out. Limits stop cycles, and small files that share their parts to make an endless value.
-class Converter {
- public:
-  absl::StatusOr<Value> Convert(const Ref& node, int depth = 0) {
-    if (depth > kMaxDepth) return Error("nested too deeply, or in a circle");
-    if (++count_ > kMaxValues) return Error("too many values");
-    if (auto* v = node->as<Value>()) return *v;
-    if (auto* list = node->as<List>()) {
-      LOCKSTEP_ASSIGN_OR_RETURN(ValueList items, ConvertAll(list->items, depth));
-      return Value(std::move(items));
-    }
-    if (auto* tuple = node->as<Tuple>()) {
-      LOCKSTEP_ASSIGN_OR_RETURN(ValueList items, ConvertAll(tuple->items, depth));
-      return Value(ValueTuple{std::move(items)});
-    }
-    if (auto* dict = node->as<Dict>()) {
-      ValueDict result;
-      result.ordered = dict->ordered;
-      for (const auto& [key, item] : dict->items) {
-        LOCKSTEP_ASSIGN_OR_RETURN(Value k, Convert(key, depth + 1));
-        LOCKSTEP_ASSIGN_OR_RETURN(Value v, Convert(item, depth + 1));
-        result.items.emplace_back(std::move(k), std::move(v));
-      }
-      return Value(std::move(result));
-    }
-    return Error("something that is no value");
-  }
-
- private:
-  absl::StatusOr<ValueList> ConvertAll(const std::vector<Ref>& nodes, int depth) {
-    ValueList values;
-    for (const auto& node : nodes) {
-      LOCKSTEP_ASSIGN_OR_RETURN(Value v, Convert(node, depth + 1));
-      values.push_back(std::move(v));
-    }
-    return values;
-  }
-  int64_t count_ = 0;
-};
-
 /// Opcodes: https://github.com/python/cpython/blob/3.11/Lib/pickletools.py
 class Unpickler {
  public:
-  Unpickler(const std::string& bytes, const StorageReader& read_storage) : bytes_(bytes), read_storage_(read_storage) {}
+  Unpickler(std::string_view bytes, const StorageReader& read_storage)
+      : bytes_(bytes), read_storage_(read_storage), nodes_budget_(bytes.size()) {}
 
-  absl::StatusOr<Value> Run() {
+  absl::StatusOr<Unpickled> Run() {
     while (true) {
       LOCKSTEP_ASSIGN_OR_RETURN(const uint8_t op, Read<uint8_t>());
       if (op == '.') break;
       LOCKSTEP_RETURN_IF_ERROR(Execute(op));
     }
     LOCKSTEP_ASSIGN_OR_RETURN(const Ref result, Pop());
-    return Converter().Convert(result);
+    Budget budget(bytes_.size());
+    LOCKSTEP_ASSIGN_OR_RETURN(Value value, ToValue(result, budget));
+    return Unpickled{std::move(value), at_, std::move(asked_)};
   }
 
  private:
   template <typename T>
   absl::StatusOr<T> Read() {
-    if (bytes_.size() - at_ < sizeof(T)) return Error("truncated");
+    if (bytes_.size() - at_ < sizeof(T)) return PickleError("truncated");
     T v;
     std::memcpy(&v, bytes_.data() + at_, sizeof(T));
     at_ += sizeof(T);
     return v;
   }
   absl::StatusOr<std::string> Read(uint64_t n) {
-    if (bytes_.size() - at_ < n) return Error("truncated");
-    std::string s = bytes_.substr(at_, n);
+    if (bytes_.size() - at_ < n) return PickleError("truncated");
+    std::string s(bytes_.substr(at_, n));
     at_ += n;
     return s;
   }
   absl::StatusOr<std::string> Line() {
     const auto end = bytes_.find('\n', at_);
-    if (end == std::string::npos) return Error("truncated");
-    std::string s = bytes_.substr(at_, end - at_);
+    if (end == std::string_view::npos) return PickleError("truncated");
+    std::string s(bytes_.substr(at_, end - at_));
     at_ = end + 1;
     return s;
   }
 
-  template <typename T>
-  absl::Status Push(T what) {
-    stack_.push_back(std::make_shared<Node>(Node{std::move(what)}));
+  absl::Status Push(Node node) {
+    LOCKSTEP_RETURN_IF_ERROR(nodes_budget_.Take(sizeof(Node)));
+    nodes_.push_back(std::move(node));
+    stack_.push_back(&nodes_.back());
     return absl::OkStatus();
   }
+  template <typename T>
+  absl::Status Push(T what) {
+    return Push(Node{std::move(what)});
+  }
   absl::StatusOr<Ref> Pop() {
-    if (stack_.empty() || stack_.back()->as<Mark>() != nullptr) return Error("a value is missing");
-    Ref top = std::move(stack_.back());
+    if (stack_.empty() || stack_.back()->as<Mark>() != nullptr) return PickleError("a value is missing");
+    const Ref top = stack_.back();
     stack_.pop_back();
     return top;
   }
+  absl::StatusOr<Ref> Top() {
+    if (stack_.empty() || stack_.back()->as<Mark>() != nullptr) return PickleError("a value is missing");
+    return stack_.back();
+  }
   absl::StatusOr<std::vector<Ref>> PopMany(size_t n) {
-    if (stack_.size() < n) return Error("a value is missing");
-    std::vector<Ref> items(stack_.end() - n, stack_.end());
+    if (stack_.size() < n) return PickleError("a value is missing");
+    std::vector<Ref> items(stack_.end() - static_cast<std::ptrdiff_t>(n), stack_.end());
+    for (const Ref item : items) {
+      if (item->as<Mark>() != nullptr) return PickleError("a value is missing");
+    }
     stack_.resize(stack_.size() - n);
     return items;
   }
@@ -147,137 +86,118 @@ class Unpickler {
   absl::StatusOr<std::vector<Ref>> PopMark() {
     for (size_t i = stack_.size(); i-- > 0;) {
       if (stack_[i]->as<Mark>() == nullptr) continue;
-      std::vector<Ref> items(stack_.begin() + i + 1, stack_.end());
+      std::vector<Ref> items(stack_.begin() + static_cast<std::ptrdiff_t>(i) + 1, stack_.end());
       stack_.resize(i);
       return items;
     }
-    return Error("a mark is missing");
+    return PickleError("a mark is missing");
   }
 
-  template <typename T>
-  static const T* Plain(const Ref& node) {
-    const Value* v = node->as<Value>();
-    return v == nullptr ? nullptr : std::get_if<T>(&v->get());
-  }
-
-  absl::Status SetItems(const std::vector<Ref>& items) {
+  absl::Status SetItems(absl::StatusOr<std::vector<Ref>> items) {
+    LOCKSTEP_RETURN_IF_ERROR(items.status());
     Dict* dict = stack_.empty() ? nullptr : stack_.back()->as<Dict>();
-    if (dict == nullptr || items.size() % 2 != 0) return Error("entries for something that is no dict");
-    for (size_t i = 0; i < items.size(); i += 2) dict->items.emplace_back(items[i], items[i + 1]);
+    if (dict == nullptr || items->size() % 2 != 0) return PickleError("entries for something that is no dict");
+    for (size_t i = 0; i < items->size(); i += 2) dict->items.emplace_back((*items)[i], (*items)[i + 1]);
     return absl::OkStatus();
   }
-  absl::Status Appends(const std::vector<Ref>& items) {
-    List* list = stack_.empty() ? nullptr : stack_.back()->as<List>();
-    if (list == nullptr) return Error("items for something that is no list");
-    list->items.insert(list->items.end(), items.begin(), items.end());
+  template <typename Container>
+  absl::Status Append(absl::StatusOr<std::vector<Ref>> items) {
+    LOCKSTEP_RETURN_IF_ERROR(items.status());
+    Container* list = stack_.empty() ? nullptr : stack_.back()->as<Container>();
+    if (list == nullptr) return PickleError("items for something that holds none");
+    list->items.insert(list->items.end(), items->begin(), items->end());
     return absl::OkStatus();
   }
 
+  /// ("storage", type, key, location, elements[, view]).
   absl::Status PersistentLoad() {
     LOCKSTEP_ASSIGN_OR_RETURN(const Ref node, Pop());
+    const absl::Status bad = PickleError("a bad storage reference");
     const Tuple* id = node->as<Tuple>();
-    if (id == nullptr || id->items.size() != 5) return Error("a bad storage reference");
-    const auto* kind = Plain<std::string>(id->items[0]);
+    if (id == nullptr || id->items.size() < 5 || id->items.size() > 6) return bad;
+    const auto* kind = id->items[0]->plain<std::string>();
     const Global* type = id->items[1]->as<Global>();
-    const auto* key = Plain<std::string>(id->items[2]);
-    const auto* numel = Plain<int64_t>(id->items[4]);
+    const auto* key = id->items[2]->plain<std::string>();
+    const auto* numel = id->items[4]->plain<int64_t>();
     if (kind == nullptr || *kind != "storage" || type == nullptr || key == nullptr || numel == nullptr || *numel < 0) {
-      return Error("a bad storage reference");
+      return bad;
     }
-    const auto dtype = type->name.compare(0, 6, "torch.") == 0 ? StorageDtype(type->name.substr(6)) : std::nullopt;
-    if (!dtype) return Error("storages of type " + type->name + " are not supported");
-    auto found = storages_.find(*key);
-    if (found == storages_.end()) {
-      LOCKSTEP_ASSIGN_OR_RETURN(at::Tensor storage, read_storage_(*key, *dtype, *numel));
-      found = storages_.emplace(*key, std::move(storage)).first;
+    auto dtype = type->name.rfind("torch.", 0) == 0 ? StorageDtype(type->name.substr(6)) : std::nullopt;
+    if (type->name == "torch.storage.UntypedStorage") dtype = at::kByte;
+    if (!dtype) return PickleError("storages of type " + type->name + " are not supported");
+    const auto itemsize = static_cast<int64_t>(c10::elementSize(*dtype));
+    if (*numel > INT64_MAX / itemsize) return bad;
+    const int64_t size = *numel * itemsize;
+    const auto [asked, first] = asked_.emplace(*key, size);
+    if (!first && asked->second != size) return PickleError("storage " + *key + " has two sizes");
+    if (!read_storage_) return Push(Storage{{}, *dtype});
+    if (first) {
+      LOCKSTEP_ASSIGN_OR_RETURN(storages_[*key], read_storage_(*key, size));
     }
-    if (found->second.scalar_type() != *dtype) return Error("a storage is used with two dtypes");
-    return Push(Storage{found->second});
+    at::Tensor storage = storages_.at(*key);
+    if (id->items.size() == 6 && id->items[5]->as<Tuple>() != nullptr) {
+      const auto& view = id->items[5]->as<Tuple>()->items;  // key, offset, elements
+      const auto* offset = view.size() == 3 ? view[1]->plain<int64_t>() : nullptr;
+      const auto* elements = view.size() == 3 ? view[2]->plain<int64_t>() : nullptr;
+      if (offset == nullptr || elements == nullptr || *offset < 0 || *elements < 0 || *offset > *numel ||
+          *elements > *numel - *offset) {
+        return bad;
+      }
+      storage = storage.narrow(0, *offset * itemsize, *elements * itemsize).clone();
+    }
+    return Push(Storage{storage, *dtype});
   }
 
-  absl::Status Reduce() {
-    LOCKSTEP_ASSIGN_OR_RETURN(const Ref arguments, Pop());
-    LOCKSTEP_ASSIGN_OR_RETURN(const Ref function, Pop());
-    const Tuple* args = arguments->as<Tuple>();
-    const Global* global = function->as<Global>();
-    if (args == nullptr || global == nullptr) return Error("a call of no function");
-    if (global->name == "collections.OrderedDict" && args->items.empty()) {
-      Dict dict;
-      dict.ordered = true;
-      return Push(std::move(dict));
-    }
-    if (global->name == "torch._utils._rebuild_tensor_v2" && args->items.size() >= 6) return RebuildTensor(args->items);
-    if (global->name == "torch._utils._rebuild_parameter" && !args->items.empty()) {
-      stack_.push_back(args->items[0]);
-      return absl::OkStatus();
-    }
-    return Error("the call " + global->name + " is not supported");
+  absl::Status CallTop() {
+    LOCKSTEP_ASSIGN_OR_RETURN(const auto operands, PopMany(2));
+    const Global* global = operands[0]->as<Global>();
+    const Tuple* arguments = operands[1]->as<Tuple>();
+    if (arguments == nullptr || global == nullptr) return PickleError("a call of no function");
+    LOCKSTEP_ASSIGN_OR_RETURN(Node result, Call(global->name, arguments->items));
+    return Push(std::move(result));
   }
 
-  static absl::StatusOr<std::vector<int64_t>> Ints(const Ref& node) {
-    const Tuple* tuple = node->as<Tuple>();
-    if (tuple == nullptr) return Error("a tensor's sizes are no tuple");
-    std::vector<int64_t> ints;
-    for (const auto& item : tuple->items) {
-      const auto* n = Plain<int64_t>(item);
-      if (n == nullptr || *n < 0) return Error("a tensor's sizes are not whole numbers");
-      ints.push_back(*n);
-    }
-    return ints;
-  }
-
-  absl::Status RebuildTensor(const std::vector<Ref>& args) {
-    const Storage* storage = args[0]->as<Storage>();
-    const auto* offset = Plain<int64_t>(args[1]);
-    if (storage == nullptr || offset == nullptr || *offset < 0) return Error("a bad tensor");
-    LOCKSTEP_ASSIGN_OR_RETURN(const auto sizes, Ints(args[2]));
-    LOCKSTEP_ASSIGN_OR_RETURN(const auto strides, Ints(args[3]));
-    if (sizes.size() != strides.size() || sizes.size() > 64) return Error("a bad tensor");
-    // The last element must lie inside the storage. Doubles can't overflow, and are exact where it matters.
-    double last = static_cast<double>(*offset);
-    bool empty = false;
-    for (size_t d = 0; d < sizes.size(); ++d) {
-      empty = empty || sizes[d] == 0;
-      last += (static_cast<double>(sizes[d]) - 1) * static_cast<double>(strides[d]);
-    }
-    if (!empty && last >= static_cast<double>(storage->tensor.numel())) {
-      return Error("a tensor reaches past the end of its storage");
-    }
-    return Push(Value(at::empty({0}, storage->tensor.options())
-                          .set_(storage->tensor.storage(), empty ? 0 : *offset, sizes, strides)));
+  absl::Status BuildTop() {
+    LOCKSTEP_ASSIGN_OR_RETURN(const Ref state, Pop());
+    LOCKSTEP_ASSIGN_OR_RETURN(const Ref object, Top());
+    return Build(*object, state);
   }
 
   absl::Status Long(uint64_t n) {
-    LOCKSTEP_ASSIGN_OR_RETURN(const std::string raw, Read(n));
-    if (n > 8) return Error("an integer of more than 64 bits");
+    LOCKSTEP_ASSIGN_OR_RETURN(std::string raw, Read(n));
+    if (n > 8) return Push(Value(ValueBigInt{std::move(raw)}));
     int64_t v = n > 0 && (raw[n - 1] & 0x80) != 0 ? -1 : 0;
     std::memcpy(&v, raw.data(), n);
     return Push(Value(v));
   }
 
-  template <typename T>
-  absl::Status String() {
-    LOCKSTEP_ASSIGN_OR_RETURN(const T n, Read<T>());
+  template <typename Length, typename Kind = std::string>
+  absl::Status Text() {
+    LOCKSTEP_ASSIGN_OR_RETURN(const Length n, Read<Length>());
     LOCKSTEP_ASSIGN_OR_RETURN(std::string s, Read(uint64_t{n}));
-    return Push(Value(std::move(s)));
+    return Push(Value(Kind{std::move(s)}));
   }
   template <typename T>
   absl::Status Int() {
     LOCKSTEP_ASSIGN_OR_RETURN(const T v, Read<T>());
     return Push(Value(int64_t{v}));
   }
+  absl::Status Put(uint64_t index) {
+    LOCKSTEP_ASSIGN_OR_RETURN(const Ref top, Top());
+    LOCKSTEP_RETURN_IF_ERROR(nodes_budget_.Take(64));
+    memo_[index] = top;
+    return absl::OkStatus();
+  }
   template <typename T>
   absl::Status Put() {
     LOCKSTEP_ASSIGN_OR_RETURN(const T index, Read<T>());
-    if (stack_.empty()) return Error("a value is missing");
-    memo_[index] = stack_.back();
-    return absl::OkStatus();
+    return Put(index);
   }
   template <typename T>
   absl::Status Get() {
     LOCKSTEP_ASSIGN_OR_RETURN(const T index, Read<T>());
     const auto found = memo_.find(index);
-    if (found == memo_.end()) return Error("a reference to nothing");
+    if (found == memo_.end()) return PickleError("a reference to nothing");
     stack_.push_back(found->second);
     return absl::OkStatus();
   }
@@ -285,12 +205,15 @@ class Unpickler {
     LOCKSTEP_RETURN_IF_ERROR(items.status());
     return Push(Tuple{*std::move(items)});
   }
-  absl::Status PushGlobal(const std::string& name) {
-    const bool known = name == "collections.OrderedDict" || name == "torch._utils._rebuild_tensor_v2" ||
-                       name == "torch._utils._rebuild_parameter" ||
-                       (name.compare(0, 6, "torch.") == 0 && StorageDtype(name.substr(6)));
-    if (!known) return Error("the global " + name + " is not allowed");
-    return Push(Global{name});
+  absl::Status PushGlobal(std::string module, const std::string& name) {
+    if (module == "__builtin__") module = "builtins";  // Python 2's name, which protocol 2 keeps
+    const std::string full = module + "." + name;
+    if (const std::string why = WhyRefused(full); !why.empty()) {
+      return PickleError(full + " can't be read: " + why);
+    }
+    if (!IsKnownGlobal(full)) return PickleError("the global " + full + " is not allowed");
+    const auto dtype = module == "torch" ? DtypeOf(name) : std::nullopt;
+    return dtype ? Push(Value(*dtype)) : Push(Global{full});
   }
 
   absl::Status Execute(uint8_t op) {
@@ -304,6 +227,7 @@ class Unpickler {
       case '}': return Push(Dict{});
       case ']': return Push(List{});
       case ')': return Push(Tuple{});
+      case 0x8f: return Push(Set{});
       case 0x85: return MakeTuple(PopMany(1));
       case 0x86: return MakeTuple(PopMany(2));
       case 0x87: return MakeTuple(PopMany(3));
@@ -316,6 +240,10 @@ class Unpickler {
         LOCKSTEP_ASSIGN_OR_RETURN(const uint8_t n, Read<uint8_t>());
         return Long(n);
       }
+      case 0x8b: {  // LONG4
+        LOCKSTEP_ASSIGN_OR_RETURN(const uint32_t n, Read<uint32_t>());
+        return Long(n);
+      }
       case 'G': {  // BINFLOAT, big-endian
         LOCKSTEP_ASSIGN_OR_RETURN(const uint64_t big, Read<uint64_t>());
         const uint64_t bits = __builtin_bswap64(big);
@@ -323,66 +251,57 @@ class Unpickler {
         std::memcpy(&v, &bits, 8);
         return Push(Value(v));
       }
-      case 'X': return String<uint32_t>();
-      case 0x8c: return String<uint8_t>();
+      case 'X': return Text<uint32_t>();
+      case 0x8c: return Text<uint8_t>();
+      case 0x8d: return Text<uint64_t>();
+      case 'U': return Text<uint8_t>();  // SHORT_BINSTRING and BINSTRING: Python 2's str
+      case 'T': return Text<uint32_t>();
+      case 'C': return Text<uint8_t, ValueBytes>();
+      case 'B': return Text<uint32_t, ValueBytes>();
+      case 0x8e: return Text<uint64_t, ValueBytes>();
       case 'c': {
         LOCKSTEP_ASSIGN_OR_RETURN(const std::string module, Line());
         LOCKSTEP_ASSIGN_OR_RETURN(const std::string name, Line());
-        return PushGlobal(module + "." + name);
+        return PushGlobal(module, name);
       }
       case 'q': return Put<uint8_t>();
       case 'r': return Put<uint32_t>();
-      case 0x94:  // MEMOIZE
-        if (stack_.empty()) return Error("a value is missing");
-        memo_[memo_.size()] = stack_.back();
-        return absl::OkStatus();
-      case 0x93: {  // STACK_GLOBAL
+      case 0x94: return Put(memo_.size());  // MEMOIZE
+      case 0x93: {                          // STACK_GLOBAL
         LOCKSTEP_ASSIGN_OR_RETURN(const auto names, PopMany(2));
-        const auto *module = Plain<std::string>(names[0]), *name = Plain<std::string>(names[1]);
-        if (module == nullptr || name == nullptr) return Error("a global without a name");
-        return PushGlobal(*module + "." + *name);
+        const auto *module = names[0]->plain<std::string>(), *name = names[1]->plain<std::string>();
+        if (module == nullptr || name == nullptr) return PickleError("a global without a name");
+        return PushGlobal(*module, *name);
       }
       case 'h': return Get<uint8_t>();
       case 'j': return Get<uint32_t>();
       case 'Q': return PersistentLoad();
-      case 'R': return Reduce();
-      case 'b': {  // BUILD: the attributes of an OrderedDict (a state_dict's _metadata) carry no weights
-        LOCKSTEP_RETURN_IF_ERROR(Pop().status());
-        if (stack_.empty() || stack_.back()->as<Dict>() == nullptr)
-          return Error("attributes for something that is no dict");
-        return absl::OkStatus();
-      }
-      case 's': {
-        LOCKSTEP_ASSIGN_OR_RETURN(const auto items, PopMany(2));
-        return SetItems(items);
-      }
-      case 'u': {
-        LOCKSTEP_ASSIGN_OR_RETURN(const auto items, PopMark());
-        return SetItems(items);
-      }
-      case 'a': {
-        LOCKSTEP_ASSIGN_OR_RETURN(const auto items, PopMany(1));
-        return Appends(items);
-      }
-      case 'e': {
-        LOCKSTEP_ASSIGN_OR_RETURN(const auto items, PopMark());
-        return Appends(items);
-      }
-      default: return Error(absl::StrCat("opcode 0x", absl::Hex(op, absl::kZeroPad2), " is not supported"));
+      case 'R':
+      case 0x81: return CallTop();  // REDUCE, NEWOBJ
+      case 'b': return BuildTop();
+      case 's': return SetItems(PopMany(2));
+      case 'u': return SetItems(PopMark());
+      case 'a': return Append<List>(PopMany(1));
+      case 'e': return Append<List>(PopMark());
+      case 0x90: return Append<Set>(PopMark());
+      default: return PickleError(absl::StrCat("opcode 0x", absl::Hex(op, absl::kZeroPad2), " is not supported"));
     }
   }
 
-  const std::string& bytes_;
+  const std::string_view bytes_;
   const StorageReader& read_storage_;
+  Budget nodes_budget_;
   size_t at_ = 0;
+  std::deque<Node> nodes_;
   std::vector<Ref> stack_;
   std::unordered_map<uint64_t, Ref> memo_;
   std::unordered_map<std::string, at::Tensor> storages_;
+  std::map<std::string, int64_t> asked_;
 };
 
 }  // namespace
 
-absl::StatusOr<Value> Unpickle(const std::string& bytes, const StorageReader& read_storage) {
+absl::StatusOr<Unpickled> Unpickle(std::string_view bytes, const StorageReader& read_storage) {
   return Unpickler(bytes, read_storage).Run();
 }
 

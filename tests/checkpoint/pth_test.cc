@@ -41,7 +41,7 @@ void ExpectEqual(const Value& a, const Value& b) {
     ASSERT_EQ(items->size(), b.items()->size());
     for (size_t i = 0; i < items->size(); ++i) ExpectEqual((*items)[i], (*b.items())[i]);
   } else if (const auto* dict = a.dict()) {
-    EXPECT_EQ(dict->ordered, b.dict()->ordered);
+    EXPECT_EQ(dict->kind, b.dict()->kind);
     ASSERT_EQ(dict->items.size(), b.dict()->items.size());
     for (size_t i = 0; i < dict->items.size(); ++i) {
       ExpectEqual(dict->items[i].first, b.dict()->items[i].first);
@@ -57,7 +57,7 @@ void ExpectEqual(const Value& a, const Value& b) {
 Value Sample() {
   const at::Tensor base = at::arange(24, at::kFloat).view({4, 6});
   ValueDict model;
-  model.ordered = true;
+  model.kind = ValueDict::Kind::kOrdered;
   model.items = {{"a", base},
                  {"transposed", base.t()},
                  {"part", base.narrow(0, 1, 2)},

@@ -39,7 +39,7 @@ TEST(ModuleState, HasPythonsNamesInPythonsOrder) {
                                              "fc.3.weight",
                                              "fc.3.bias"};
   EXPECT_EQ(names, expected);
-  EXPECT_TRUE(state.dict()->ordered);
+  EXPECT_EQ(state.dict()->kind, ValueDict::Kind::kOrdered);
 }
 
 TEST(ModuleState, NamesTheFirstDifferenceAndChangesNothing) {
