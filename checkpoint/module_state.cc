@@ -1,9 +1,13 @@
 #include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 
 #include <cmath>
+#include <map>
+#include <utility>
+#include <vector>
 
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/state_dict.h"
@@ -35,54 +39,75 @@ Value ModuleState(const torch::nn::Module& module) {
   return state;
 }
 
-absl::Status CheckModuleState(const Value& state, const torch::nn::Module& module) {
-  if (state.dict() == nullptr)
-    return absl::InvalidArgumentError(absl::StrCat("model state: a ", state.type_name(), ", not a dict"));
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
-  Collect(module, "", tensors);
-  std::string first;
-  int wrong = 0;
-  const auto complain = [&](const std::string& what) {
-    if (wrong++ == 0) first = what;
-  };
-  size_t used = 0;
-  for (const auto& [name, tensor] : tensors) {
-    if (!tensor.defined()) continue;
-    const Value* saved = state.find(name);
-    if (saved == nullptr) {
-      complain(absl::StrCat("'", name, "' is missing from the checkpoint"));
-      continue;
-    }
-    ++used;
-    if (saved->tensor() == nullptr) {
-      complain(absl::StrCat("'", name, "' is a ", saved->type_name(), ", not a tensor"));
-    } else if (saved->tensor()->sizes() != tensor.sizes()) {
-      complain(absl::StrCat("'", name, "' has shape ", Shape(*saved->tensor()), " in the checkpoint, ", Shape(tensor),
-                            " in the model"));
-    }
+namespace {
+
+/// The state's entries by name, without the prefix.
+std::map<std::string, const Value*> ByName(const ValueDict& state, const std::string& prefix) {
+  std::map<std::string, const Value*> entries;
+  for (const auto& [key, value] : state.items) {
+    const std::string name = key.string() != nullptr ? *key.string() : "a key that is a " + key.type_name();
+    const bool prefixed = !prefix.empty() && name.rfind(prefix, 0) == 0;
+    entries[prefixed ? name.substr(prefix.size()) : name] = &value;
   }
-  if (used < state.dict()->items.size()) {
-    for (const auto& [key, value] : state.dict()->items) {
-      bool known = false;
-      for (const auto& item : tensors) known = known || (key.string() != nullptr && *key.string() == item.first);
-      if (!known)
-        complain(absl::StrCat("'", key.string() != nullptr ? *key.string() : key.type_name(), "' is not in the model"));
-    }
-  }
-  if (wrong > 0) {
-    return absl::InvalidArgumentError(absl::StrCat("model state is of another model: ", first,
-                                                   wrong > 1 ? absl::StrCat(" (and ", wrong - 1, " more)") : ""));
-  }
-  return absl::OkStatus();
+  return entries;
 }
 
-absl::Status LoadModuleState(const Value& state, torch::nn::Module& module) {
-  LOCKSTEP_RETURN_IF_ERROR(CheckModuleState(state, module));
+std::string WhatIsWrong(const std::string& name, const Value& saved, const at::Tensor& tensor) {
+  if (saved.tensor() == nullptr) return absl::StrCat("'", name, "' is a ", saved.type_name(), ", not a tensor");
+  if (saved.tensor()->sizes() == tensor.sizes()) return "";
+  return absl::StrCat("'", name, "' has shape ", Shape(*saved.tensor()), " in the checkpoint, ", Shape(tensor),
+                      " in the model");
+}
+
+}  // namespace
+
+std::string ModuleStateDifferences::ToString() const {
+  std::vector<std::string> parts = wrong;
+  for (const auto& name : missing) parts.push_back(absl::StrCat("'", name, "' is missing from the checkpoint"));
+  for (const auto& name : unexpected) parts.push_back(absl::StrCat("'", name, "' is not in the model"));
+  return absl::StrJoin(parts, "; ");
+}
+
+absl::StatusOr<ModuleStateDifferences> CompareModuleState(const Value& state, const torch::nn::Module& module,
+                                                          const std::string& prefix) {
+  if (state.dict() == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("model state: a ", state.type_name(), ", not a dict"));
+  }
+  auto entries = ByName(*state.dict(), prefix);
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  Collect(module, "", tensors);
+  ModuleStateDifferences differences;
+  for (const auto& [name, tensor] : tensors) {
+    if (!tensor.defined()) continue;
+    const auto saved = entries.find(name);
+    if (saved == entries.end()) {
+      differences.missing.push_back(name);
+      continue;
+    }
+    const std::string wrong = WhatIsWrong(name, *saved->second, tensor);
+    if (!wrong.empty()) differences.wrong.push_back(wrong);
+    entries.erase(saved);
+  }
+  for (const auto& [name, value] : entries) differences.unexpected.push_back(name);
+  return differences;
+}
+
+absl::Status CheckModuleState(const Value& state, const torch::nn::Module& module, const LoadModuleOptions& options) {
+  LOCKSTEP_ASSIGN_OR_RETURN(const auto differences, CompareModuleState(state, module, options.prefix));
+  if (!options.strict || differences.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError("model state is of another model: " + differences.ToString());
+}
+
+absl::Status LoadModuleState(const Value& state, torch::nn::Module& module, const LoadModuleOptions& options) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckModuleState(state, module, options));
+  const auto entries = ByName(*state.dict(), options.prefix);
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   Collect(module, "", tensors);
   const at::NoGradGuard no_grad;
   for (auto& [name, tensor] : tensors) {
-    if (tensor.defined()) tensor.detach().copy_(*state.find(name)->tensor());
+    const auto saved = entries.find(name);
+    if (!tensor.defined() || saved == entries.end() || !WhatIsWrong(name, *saved->second, tensor).empty()) continue;
+    tensor.detach().copy_(*saved->second->tensor());
   }
   return absl::OkStatus();
 }

@@ -6,6 +6,9 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <map>
+#include <type_traits>
+
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/state_dict.h"
 
@@ -42,7 +45,25 @@ void PutOptions(const SGDOptions& o, Value& group) {
   SetCommon(group);
 }
 
+/// What Python may have switched on and LibTorch has not.
+absl::Status CheckMaximize(const Value& group) {
+  const Value* maximize = group.find("maximize");
+  if (maximize == nullptr || maximize->is_none() || !maximize->number().ok() || *maximize->number() == 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError("optimizer state: 'maximize' is on, which LibTorch's optimizers can't do");
+}
+
+absl::Status CheckDecoupled(const Value& group, bool wanted) {
+  const Value* decoupled = group.find("decoupled_weight_decay");
+  if (decoupled == nullptr || !decoupled->number().ok() || (*decoupled->number() != 0) == wanted)
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("optimizer state: it is of ", wanted ? "Adam, not AdamW" : "AdamW, not Adam"));
+}
+
 absl::Status GetOptions(const Value& group, SGDOptions& o) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckMaximize(group));
   LOCKSTEP_ASSIGN_OR_RETURN(const double lr, Number(group, "lr"));
   LOCKSTEP_ASSIGN_OR_RETURN(const double momentum, Number(group, "momentum"));
   LOCKSTEP_ASSIGN_OR_RETURN(const double dampening, Number(group, "dampening"));
@@ -68,6 +89,8 @@ void PutOptions(const AdamWOptions& o, Value& group) { PutAdamOptions(o, true, g
 
 template <typename Options>
 absl::Status GetOptions(const Value& group, Options& o) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckMaximize(group));
+  LOCKSTEP_RETURN_IF_ERROR(CheckDecoupled(group, std::is_same_v<Options, AdamWOptions>));
   LOCKSTEP_ASSIGN_OR_RETURN(const double lr, Number(group, "lr"));
   LOCKSTEP_ASSIGN_OR_RETURN(const double eps, Number(group, "eps"));
   LOCKSTEP_ASSIGN_OR_RETURN(const double weight_decay, Number(group, "weight_decay"));
@@ -168,6 +191,10 @@ absl::Status Load(const Value& state, Optimizer& optimizer) {
                                                    " parameter groups, the optimizer ",
                                                    optimizer.param_groups().size()));
   }
+  std::map<int64_t, const Value*> by_index;
+  for (const auto& [key, entry] : states->dict()->items) {
+    if (const auto* index = std::get_if<int64_t>(&key.get())) by_index[*index] = &entry;
+  }
   // Everything is read before anything is changed.
   std::vector<Options> new_options;
   std::vector<std::pair<void*, std::unique_ptr<State>>> new_states;
@@ -183,13 +210,11 @@ absl::Status Load(const Value& state, Optimizer& optimizer) {
     LOCKSTEP_RETURN_IF_ERROR(GetOptions(saved, new_options.back()));
     for (size_t i = 0; i < group.params().size(); ++i) {
       const auto* index = std::get_if<int64_t>(&(*indices->items())[i].get());
-      for (const auto& [key, entry] : states->dict()->items) {
-        const auto* k = std::get_if<int64_t>(&key.get());
-        if (index == nullptr || k == nullptr || *k != *index) continue;
-        auto fresh = std::make_unique<State>();
-        LOCKSTEP_RETURN_IF_ERROR(GetState(entry, group.params()[i], *fresh));
-        new_states.emplace_back(group.params()[i].unsafeGetTensorImpl(), std::move(fresh));
-      }
+      const auto entry = index == nullptr ? by_index.end() : by_index.find(*index);
+      if (entry == by_index.end()) continue;  // not stepped yet
+      auto fresh = std::make_unique<State>();
+      LOCKSTEP_RETURN_IF_ERROR(GetState(*entry->second, group.params()[i], *fresh));
+      new_states.emplace_back(group.params()[i].unsafeGetTensorImpl(), std::move(fresh));
     }
   }
   for (size_t g = 0; g < new_options.size(); ++g) {

@@ -17,6 +17,7 @@
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/internal/mapped_file.h"
 #include "lockstep/checkpoint/internal/pickle.h"
+#include "lockstep/checkpoint/internal/storage_bytes.h"
 #include "lockstep/checkpoint/internal/zip_reader.h"
 
 namespace lockstep {
@@ -59,15 +60,6 @@ namespace {
 
 using internal::MappedFile;
 
-/// A tensor of bytes over memory that `owner` keeps, on the device that is wanted.
-at::Tensor BytesTensor(char* data, int64_t size, std::shared_ptr<void> owner, at::Device device) {
-  at::Tensor bytes = at::from_blob(
-      data, {size}, [owner = std::move(owner)](void*) {}, at::kByte);
-  // A kernel may count on numbers being aligned, which those of a stored member needn't be.
-  if (reinterpret_cast<uintptr_t>(data) % 16 != 0) bytes = bytes.clone();
-  return bytes.to(device);
-}
-
 absl::StatusOr<Value> LoadZip(const std::shared_ptr<MappedFile>& file, const LoadPthOptions& options) {
   LOCKSTEP_ASSIGN_OR_RETURN(internal::ZipReader zip, internal::ZipReader::Open(file));
   // Everything is in one folder of any name.
@@ -89,7 +81,7 @@ absl::StatusOr<Value> LoadZip(const std::shared_ptr<MappedFile>& file, const Loa
       return absl::InvalidArgumentError(
           absl::StrCat("record data/", key, " holds ", record.size, " bytes, not ", size));
     }
-    return BytesTensor(record.data, size, std::move(record.owner), options.map_location);
+    return internal::StorageBytes(record.data, size, std::move(record.owner), options.map_location);
   };
   LOCKSTEP_ASSIGN_OR_RETURN(const auto pickle, zip.Read(folder + "data.pkl", /*verify=*/true));
   LOCKSTEP_ASSIGN_OR_RETURN(auto unpickled, internal::Unpickle({pickle.data, pickle.size}, read));
@@ -137,7 +129,7 @@ absl::StatusOr<Value> LoadLegacy(const std::shared_ptr<MappedFile>& file, const 
   const auto read = [&](const std::string& key, int64_t size) -> absl::StatusOr<at::Tensor> {
     const auto offset = offsets.find(key);
     if (offset == offsets.end()) return absl::InvalidArgumentError("storage " + key + " is missing");
-    return BytesTensor(file->data() + offset->second, size, file, options.map_location);
+    return internal::StorageBytes(file->data() + offset->second, size, file, options.map_location);
   };
   LOCKSTEP_ASSIGN_OR_RETURN(auto unpickled, internal::Unpickle(bytes.substr(begin), read));
   return std::move(unpickled.value);

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "lockstep/checkpoint/value.h"
 
@@ -16,12 +17,34 @@ namespace lockstep {
 /// Parameters and buffers under their dotted names, in the order of Python.
 Value ModuleState(const torch::nn::Module& module);
 
+struct LoadModuleOptions {
+  bool strict = true;  ///< Off: what fits is loaded, the rest is left as it is.
+  /// Taken off the front of each of the state's names that has it, such as "module." of Python's
+  /// DistributedDataParallel.
+  std::string prefix;
+};
+
+/// What of a state and a module doesn't fit: names, and for wrong shapes or kinds what is wrong.
+struct ModuleStateDifferences {
+  std::vector<std::string> missing;     ///< From the state.
+  std::vector<std::string> unexpected;  ///< Not in the module.
+  std::vector<std::string> wrong;       ///< In both, but no tensor or of another shape.
+  bool empty() const { return missing.empty() && unexpected.empty() && wrong.empty(); }
+  std::string ToString() const;  ///< All of them, in one line.
+};
+
+/// InvalidArgument when the state is no dict.
+absl::StatusOr<ModuleStateDifferences> CompareModuleState(const Value& state, const torch::nn::Module& module,
+                                                          const std::string& prefix = "");
+
 /// Whether LoadModuleState would succeed, and its error if not.
-absl::Status CheckModuleState(const Value& state, const torch::nn::Module& module);
+absl::Status CheckModuleState(const Value& state, const torch::nn::Module& module,
+                              const LoadModuleOptions& options = {});
 
 /// Copies the tensors of `state` into the module, which keeps its devices and dtypes. InvalidArgument, before anything
-/// is changed, when a name is missing or unknown or a shape differs; it names the first and says how many.
-absl::Status LoadModuleState(const Value& state, torch::nn::Module& module);
+/// is changed, when something doesn't fit; it lists everything that doesn't. With `strict` off only a state that is no
+/// dict is an error; CompareModuleState tells what was left out.
+absl::Status LoadModuleState(const Value& state, torch::nn::Module& module, const LoadModuleOptions& options = {});
 
 /// `{"state": {index: {…}}, "param_groups": [{…, "params": [index, …]}]}` for SGD, Adam and AdamW.
 /// InvalidArgument for other optimizers.

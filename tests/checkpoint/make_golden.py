@@ -71,3 +71,9 @@ if __name__ == "__main__":
     torch.save(allowed, buffer)
     buffer.seek(0)
     torch.load(buffer, weights_only=True)
+    # Needs the package safetensors too.
+    from safetensors.torch import save_file
+    save_file({"weight": torch.arange(6.).view(2, 3), "half": torch.ones(3, dtype=torch.float16), "flag": torch.tensor([True, False]),
+               "bf16": torch.full((2,), 1.5, dtype=torch.bfloat16), "scalar": torch.tensor(7), "empty": torch.empty(0, 2),
+               "float8": torch.tensor([1., 2.]).to(torch.float8_e4m3fn), "unsigned": torch.tensor([65535], dtype=torch.uint16)},
+              os.path.join(HERE, "python.safetensors"), metadata={"format": "pt", "note": "ünïcode"})

@@ -42,7 +42,42 @@ TEST(ModuleState, HasPythonsNamesInPythonsOrder) {
   EXPECT_EQ(state.dict()->kind, ValueDict::Kind::kOrdered);
 }
 
-TEST(ModuleState, NamesTheFirstDifferenceAndChangesNothing) {
+TEST(ModuleState, ListsEveryDifferenceInOneError) {
+  torch::nn::Linear small(3, 2);
+  Value state = ModuleState(*small);
+  state.set("weight", at::ones({1}));
+  state.dict()->items.erase(state.dict()->items.begin() + 1);  // the bias
+  state.set("extra", at::ones({1}));
+  state.set("more", 3);
+  EXPECT_EQ(LoadModuleState(state, *small).message(),
+            "model state is of another model: 'weight' has shape [1] in the checkpoint, [2, 3] in the model; 'bias' is "
+            "missing from the checkpoint; 'extra' is not in the model; 'more' is not in the model");
+  const auto differences = CompareModuleState(state, *small);
+  ASSERT_TRUE(differences.ok());
+  EXPECT_EQ(differences->missing, std::vector<std::string>{"bias"});
+  EXPECT_EQ(differences->unexpected, (std::vector<std::string>{"extra", "more"}));
+  EXPECT_EQ(differences->wrong.size(), 1u);
+}
+
+TEST(ModuleState, LoadsWhatFitsWhenAskedAndTakesAPrefixOff) {
+  torch::nn::Linear from(3, 2), to(3, 2);
+  Value state((ValueDict()));
+  state.set("module.weight", from->weight.detach());
+  state.set("bias", at::ones({7}));
+  EXPECT_FALSE(LoadModuleState(state, *to).ok());
+  LoadModuleOptions options;
+  options.prefix = "module.";
+  EXPECT_NE(LoadModuleState(state, *to, options).message().find("'bias' has shape"), std::string::npos);
+  EXPECT_FALSE(to->weight.equal(from->weight));
+  options.strict = false;
+  const at::Tensor bias = to->bias.detach().clone();
+  ASSERT_TRUE(LoadModuleState(state, *to, options).ok());
+  EXPECT_TRUE(to->weight.equal(from->weight));
+  EXPECT_TRUE(to->bias.equal(bias));
+  EXPECT_FALSE(LoadModuleState(Value(3), *to, options).ok());
+}
+
+TEST(ModuleState, NamesADifferenceAndChangesNothing) {
   torch::nn::Linear small(3, 2), wide(4, 2);
   const at::Tensor before = wide->weight.detach().clone();
   const absl::Status status = LoadModuleState(ModuleState(*small), *wide);

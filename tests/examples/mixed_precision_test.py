@@ -2,7 +2,11 @@
 """The mixed-precision example learns in every mode, and ranks agree."""
 import re
 import subprocess
+import sys
 import unittest
+
+sys.path.insert(0, "tests")
+import junit  # noqa: E402
 
 PROGRAM, LAUNCHER = "examples/mixed_precision", "launch/lockstep_run"
 
@@ -31,4 +35,4 @@ class MixedPrecision(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    junit.main()
