@@ -541,6 +541,7 @@ TEST(ShmBackend, AReceiveThatFailedHalfwayLeavesItsTensorAndTheNextMessageAlone)
   ProcessGroupOptions options;
   options.timeout = std::chrono::seconds(20);
   const auto group = NewGroup("shm", options);
+  Barrier(World());  // the store is rank 0's, which stops: nobody may still be making the group
   if (Rank() == 0) {
     Send(at::full({1}, static_cast<int64_t>(getpid()), at::kLong), 1, group);
     const WorkPtr large = SendAsync(at::ones({100000}), 1, group, 1);
