@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/base/status_macros.h"
+#include "lockstep/checkpoint/internal/mapped_file.h"
 #include "lockstep/checkpoint/state_dict.h"
 
 namespace lockstep {
@@ -107,7 +108,10 @@ absl::Status LoadModuleState(const Value& state, torch::nn::Module& module, cons
   for (auto& [name, tensor] : tensors) {
     const auto saved = entries.find(name);
     if (!tensor.defined() || saved == entries.end() || !WhatIsWrong(name, *saved->second, tensor).empty()) continue;
-    tensor.detach().copy_(*saved->second->tensor());
+    const at::Tensor& from = *saved->second->tensor();
+    tensor.detach().copy_(from);
+    // Of a file that is mapped no more than one tensor at a time is in memory.
+    if (from.is_cpu() && from.nbytes() > (1 << 20)) internal::ReleaseUnchanged(from.const_data_ptr(), from.nbytes());
   }
   return absl::OkStatus();
 }

@@ -27,4 +27,8 @@ class MappedFile {
   const size_t size_;
 };
 
+/// Gives back those pages of a piece of memory that are a file's and unchanged: they are read again when they are
+/// touched. Of other memory nothing is lost and nothing given back.
+void ReleaseUnchanged(const void* data, size_t size);
+
 }  // namespace lockstep::internal

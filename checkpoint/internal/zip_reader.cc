@@ -183,9 +183,9 @@ absl::StatusOr<ZipReader::Bytes> ZipReader::Read(const std::string& name, bool v
     bytes.owner = buffer;
     bytes.data = buffer.get();
   }
-  if (verify && Crc(bytes.data, bytes.size) != member.crc) {
-    return Error("member " + name + " is damaged: its checksum differs");
-  }
+  if (!verify) return bytes;
+  if (Crc(bytes.data, bytes.size) != member.crc) return Error("member " + name + " is damaged: its checksum differs");
+  if (!member.deflated) ReleaseUnchanged(bytes.data, bytes.size);  // or a file would be in memory twice for a while
   return bytes;
 }
 

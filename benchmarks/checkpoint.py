@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""Checkpoints of 1 GiB of parameters here and in Python, alternating, with the ratios.
+
+  ./bazelw run //benchmarks:checkpoint [-- --rounds=3]
+
+Both sides write to one folder below $TMPDIR; files are in the page cache, one thread. Python's PyTorch of the same version
+is installed by install_python_peer.sh at the first run.
+"""
+import shutil
+import statistics
+import sys
+import tempfile
+
+import compare
+
+ENV, MIB = compare.environment(), "1024"
+SHOWN = {"open": "open and map, checksum not verified; torch.load(mmap=True)",
+         "load": "read, verify, copy into a model; torch.load, load_state_dict",
+         "save": "save, with fsync",
+         "first background save": "training waits for the first background save",
+         "later background save": "and for later ones"}
+
+
+def main():
+    rounds, python, results = compare.rounds(default=3), compare.python_peer(), {}
+    folder = tempfile.mkdtemp()
+    try:
+        for round_ in range(rounds):
+            for side, command in (("ours", ["benchmarks/checkpoint_ours"]), ("python", [python, "benchmarks/checkpoint_peer.py"])):
+                for name, value in compare.json_lines([*command, folder, MIB, "3"], ENV)[0].items():
+                    results.setdefault((side, name), []).append(value)
+            print(f"round {round_ + 1} of {rounds} done", file=sys.stderr, flush=True)
+    finally:
+        shutil.rmtree(folder)
+    median = {key: statistics.median(values) for key, values in results.items()}
+    print(f"\n{MIB} MiB of parameters, medians of {rounds} rounds:\n\n| | ours | Python |\n| --- | --- | --- |")
+    for name, text in SHOWN.items():
+        other = f"{median['python', name] * 1e3:.1f} ms" if ("python", name) in median else "–"
+        print(f"| {text} | {median['ours', name] * 1e3:.1f} ms | {other} |")
+    print()
+    for name in ("open", "load", "save"):
+        compare.ratio(f"{SHOWN[name].split(';')[0]}, Python / ours", median["python", name] / median["ours", name], 1)
+    compare.ratio("first background save / Python's save", median["ours", "first background save"] / median["python", "save"], 0.5,
+                  at_most=True)
+    compare.ratio("later background saves / Python's save", median["ours", "later background save"] / median["python", "save"], 0.15,
+                  at_most=True)
+    compare.ratio("memory beside the model while loading into it, of the file", median["ours", "peak beside the model, of the file"],
+                  0.1, at_most=True)
+
+
+if __name__ == "__main__":
+    main()
