@@ -3,9 +3,11 @@
 
   ./bazelw run //benchmarks:checkpoint [-- --rounds=3]
 
-Both sides write to one folder below $TMPDIR; files are in the page cache, one thread. Python's PyTorch of the same version
+Both sides write to one folder below $TMPDIR; files are in the page cache, as many threads as
+cores. Python's PyTorch of the same version
 is installed by install_python_peer.sh at the first run.
 """
+import os
 import shutil
 import statistics
 import sys
@@ -13,7 +15,7 @@ import tempfile
 
 import compare
 
-ENV, MIB = compare.environment(), "1024"
+ENV, MIB = {**compare.environment(), "OMP_NUM_THREADS": str(os.cpu_count())}, "1024"
 SHOWN = {"open": "open and map, checksum not verified; torch.load(mmap=True)",
          "load": "read, verify, copy into a model; torch.load, load_state_dict",
          "save": "save, with fsync",

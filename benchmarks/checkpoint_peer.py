@@ -8,7 +8,6 @@ import time
 
 import torch
 
-torch.set_num_threads(1)
 folder, mib, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 path = os.path.join(folder, "python.pth")
 model = torch.nn.ParameterDict({f"p{i}": torch.nn.Parameter(torch.ones(4 << 20)) for i in range(mib // 16)})

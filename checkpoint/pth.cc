@@ -61,7 +61,11 @@ namespace {
 using internal::MappedFile;
 
 absl::StatusOr<Value> LoadZip(const std::shared_ptr<MappedFile>& file, const LoadPthOptions& options) {
-  LOCKSTEP_ASSIGN_OR_RETURN(internal::ZipReader zip, internal::ZipReader::Open(file));
+  auto opened = internal::ZipReader::Open(file);
+  if (!opened.ok()) {
+    return absl::InvalidArgumentError("damaged or no .pth file: " + std::string(opened.status().message()));
+  }
+  internal::ZipReader zip = *std::move(opened);
   // Everything is in one folder of any name.
   std::string folder;
   for (const auto& [name, member] : zip.members()) {
