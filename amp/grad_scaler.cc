@@ -66,7 +66,7 @@ at::Tensor GradScaler::ScaleLoss(const at::Tensor& loss) {
 
 GradScaler::PerOptimizer& GradScaler::UnscaleOnce(torch::optim::Optimizer& optimizer) {
   auto& mine = optimizers_[&optimizer];
-  if (mine.stage == Stage::kUnscaled) return mine;
+  if (mine.stage == internal::Stage::kUnscaled) return mine;
   TORCH_CHECK(scale_.defined() || options_.group,
               "GradScaler: nothing was scaled yet; call Scale(loss).backward() first");
   if (!scale_.defined()) Initialize(AnyDevice(optimizer));
@@ -85,7 +85,7 @@ GradScaler::PerOptimizer& GradScaler::UnscaleOnce(torch::optim::Optimizer& optim
     found_inf += found.to(scale_.device());
   }
   mine.found_inf = found_inf;
-  mine.stage = Stage::kUnscaled;
+  mine.stage = internal::Stage::kUnscaled;
   return mine;
 }
 
@@ -94,18 +94,15 @@ void GradScaler::Unscale(torch::optim::Optimizer& optimizer) {
     if (auto* master = MasterWeights::Of(optimizer)) master->TakeGradients();
     return;
   }
-  const Stage stage = optimizers_[&optimizer].stage;
-  TORCH_CHECK(stage != Stage::kUnscaled, "GradScaler: Unscale was already called since the last Update on ",
-              internal::Describe(optimizer));
-  TORCH_CHECK(stage != Stage::kStepped, "GradScaler: Unscale is called after Step on ", internal::Describe(optimizer));
+  internal::CheckMayUnscale(optimizers_[&optimizer].stage, optimizer, "GradScaler");
   UnscaleOnce(optimizer);
 }
 
 void GradScaler::AddFoundInf(torch::optim::Optimizer& optimizer, const at::Tensor& found_inf) {
   if (!options_.enabled) return;
   auto& mine = optimizers_[&optimizer];
-  TORCH_CHECK(mine.stage == Stage::kUnscaled, "GradScaler: AddFoundInf belongs between Unscale and Step, for ",
-              internal::Describe(optimizer));
+  TORCH_CHECK(mine.stage == internal::Stage::kUnscaled,
+              "GradScaler: AddFoundInf belongs between Unscale and Step, for ", internal::Describe(optimizer));
   TORCH_CHECK(found_inf.numel() == 1, "GradScaler: AddFoundInf takes one number, not ", found_inf.numel());
   mine.found_inf = mine.found_inf + found_inf.detach().to(mine.found_inf.options()).squeeze();
 }
@@ -116,8 +113,7 @@ bool GradScaler::Step(torch::optim::Optimizer& optimizer, torch::optim::Optimize
     return true;
   }
   internal::RefuseClosure(optimizer, static_cast<bool>(closure), "GradScaler");
-  TORCH_CHECK(optimizers_[&optimizer].stage != Stage::kStepped,
-              "GradScaler: Step was already called since the last Update on ", internal::Describe(optimizer));
+  internal::CheckMayStep(optimizers_[&optimizer].stage, optimizer, "GradScaler");
   auto& mine = UnscaleOnce(optimizer);
   if (!mine.agreed) AllReduce(mine.found_inf, options_.group, c10d::ReduceOp::MAX);
   mine.agreed = true;
@@ -127,7 +123,7 @@ bool GradScaler::Step(torch::optim::Optimizer& optimizer, torch::optim::Optimize
   } else if (auto* master = MasterWeights::Of(optimizer)) {
     master->ClearGradients();  // used up, as by a step
   }
-  mine.stage = Stage::kStepped;  // not if the step throws: it may be tried again
+  mine.stage = internal::Stage::kStepped;  // not if the step throws: it may be tried again
   skipped_ = skipped_ || !finite;
   return finite;
 }
@@ -137,7 +133,7 @@ void GradScaler::Update() {
   at::Tensor found_inf;
   bool agreed = true;
   for (auto& [optimizer, mine] : optimizers_) {
-    if (mine.stage == Stage::kReady) continue;
+    if (mine.stage == internal::Stage::kReady) continue;
     found_inf = found_inf.defined() ? found_inf + mine.found_inf : mine.found_inf;
     agreed = agreed && mine.agreed;
   }

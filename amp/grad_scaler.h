@@ -4,6 +4,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "lockstep/amp/internal/unscale.h"
 #include "lockstep/amp/loss_scaler.h"
 #include "lockstep/comm/collectives.h"
 
@@ -67,9 +68,8 @@ class GradScaler : public LossScaler {
   at::Tensor ScaleLoss(const at::Tensor& loss) override;
 
  private:
-  enum class Stage { kReady, kUnscaled, kStepped };
   struct PerOptimizer {
-    Stage stage = Stage::kReady;
+    internal::Stage stage = internal::Stage::kReady;
     at::Tensor found_inf;  // float scalar, more than 0 if any gradient was not finite
     bool agreed = false;   // it is that of all ranks
   };

@@ -17,30 +17,25 @@ at::Tensor StaticScaler::ScaleLoss(const at::Tensor& loss) {
 }
 
 void StaticScaler::Unscale(torch::optim::Optimizer& optimizer) {
-  TORCH_CHECK(stepped_.count(&optimizer) == 0, "StaticScaler: Unscale is called after Step on ",
-              internal::Describe(optimizer));
-  TORCH_CHECK(unscaled_.count(&optimizer) == 0, "StaticScaler: Unscale was already called since the last Update on ",
-              internal::Describe(optimizer));
+  internal::Stage& stage = stages_[&optimizer];
+  internal::CheckMayUnscale(stage, optimizer, "StaticScaler");
   const at::NoGradGuard no_grad;
   for (auto& gradients : internal::GradientsByKind(optimizer, "StaticScaler")) {
     at::_foreach_mul_(gradients, at::Scalar(1 / scale_));
   }
-  unscaled_.insert(&optimizer);
+  stage = internal::Stage::kUnscaled;
 }
 
 bool StaticScaler::Step(torch::optim::Optimizer& optimizer, torch::optim::Optimizer::LossClosure closure) {
   internal::RefuseClosure(optimizer, static_cast<bool>(closure), "StaticScaler");
-  TORCH_CHECK(stepped_.count(&optimizer) == 0, "StaticScaler: Step was already called since the last Update on ",
-              internal::Describe(optimizer));
-  if (unscaled_.count(&optimizer) == 0) Unscale(optimizer);
+  internal::Stage& stage = stages_[&optimizer];
+  internal::CheckMayStep(stage, optimizer, "StaticScaler");
+  if (stage == internal::Stage::kReady) Unscale(optimizer);
   optimizer.step();
-  stepped_.insert(&optimizer);
+  stage = internal::Stage::kStepped;
   return true;
 }
 
-void StaticScaler::Update() {
-  unscaled_.clear();
-  stepped_.clear();
-}
+void StaticScaler::Update() { stages_.clear(); }
 
 }  // namespace lockstep

@@ -1,9 +1,9 @@
 #pragma once
 
 #include <map>
-#include <set>
 #include <string>
 
+#include "lockstep/amp/internal/unscale.h"
 #include "lockstep/amp/loss_scaler.h"
 
 namespace lockstep {
@@ -32,7 +32,7 @@ class StaticScaler : public LossScaler {
 
  private:
   const double scale_;
-  std::set<const torch::optim::Optimizer*> unscaled_, stepped_;  // since the last Update
+  std::map<const torch::optim::Optimizer*, internal::Stage> stages_;
 };
 
 }  // namespace lockstep

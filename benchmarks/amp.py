@@ -23,15 +23,9 @@ SUBJECTS = {"unscale/large": "unscale and check 160 tensors, 8.5 million numbers
 
 
 def main():
-    rounds, python, results = compare.rounds(), compare.python_peer(), {}
-    devices = set()
-    for round_ in range(rounds):
-        for side, command in (("ours", ["benchmarks/amp_ours"]), ("python", [python, "benchmarks/amp_peer.py"])):
-            measured = compare.json_lines(command, ENV)[0]
-            devices.add(measured.pop("device"))
-            for subject, seconds in measured.items():
-                results.setdefault((side, subject), []).append(seconds)
-        print(f"round {round_ + 1} of {rounds} done", file=sys.stderr, flush=True)
+    rounds, python = compare.rounds(), compare.python_peer()
+    results = compare.alternate(rounds, {"ours": ["benchmarks/amp_ours"], "python": [python, "benchmarks/amp_peer.py"]}, ENV)
+    devices = {*results.pop(("ours", "device")), *results.pop(("python", "device"))}
     if len(devices) > 1:
         sys.exit("one side ran on CUDA and the other on the CPU; build with --config=cuda")
     median = {key: statistics.median(values) for key, values in results.items()}

@@ -10,7 +10,6 @@ is installed by install_python_peer.sh at the first run.
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 
 import compare
@@ -24,14 +23,11 @@ SHOWN = {"open": "open and map, checksum not verified; torch.load(mmap=True)",
 
 
 def main():
-    rounds, python, results = compare.rounds(default=3), compare.python_peer(), {}
+    rounds, python = compare.rounds(default=3), compare.python_peer()
     folder = tempfile.mkdtemp()
     try:
-        for round_ in range(rounds):
-            for side, command in (("ours", ["benchmarks/checkpoint_ours"]), ("python", [python, "benchmarks/checkpoint_peer.py"])):
-                for name, value in compare.json_lines([*command, folder, MIB, "3"], ENV)[0].items():
-                    results.setdefault((side, name), []).append(value)
-            print(f"round {round_ + 1} of {rounds} done", file=sys.stderr, flush=True)
+        results = compare.alternate(rounds, {"ours": ["benchmarks/checkpoint_ours", folder, MIB, "3"],
+                                             "python": [python, "benchmarks/checkpoint_peer.py", folder, MIB, "3"]}, ENV)
     finally:
         shutil.rmtree(folder)
     median = {key: statistics.median(values) for key, values in results.items()}

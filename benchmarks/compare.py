@@ -37,6 +37,17 @@ def python_peer():
     return subprocess.run(["benchmarks/install_python_peer.sh"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
+def alternate(rounds, commands, env):
+    """In each round every side's command runs once and prints one object; the values of each (side, key), by round."""
+    results = {}
+    for round_ in range(rounds):
+        for side, command in commands.items():
+            for key, value in json_lines(command, env)[0].items():
+                results.setdefault((side, key), []).append(value)
+        print(f"round {round_ + 1} of {rounds} done", file=sys.stderr, flush=True)
+    return results
+
+
 def ratio(name, value, target, at_most=False):
     good = value <= target if at_most else value >= target
     print(f"ratio: {name}: {value:.2f} (target {'<=' if at_most else '>='} {target}){'' if good else '  MISSED'}")

@@ -15,6 +15,7 @@
 #include "lockstep/base/error_text.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/internal/load_named.h"
 #include "lockstep/checkpoint/internal/mapped_file.h"
 #include "lockstep/checkpoint/internal/pickle.h"
 #include "lockstep/checkpoint/internal/storage_bytes.h"
@@ -153,16 +154,7 @@ absl::StatusOr<Value> Load(const std::string& path, const LoadPthOptions& option
 }  // namespace
 
 absl::StatusOr<Value> LoadPth(const std::string& path, const LoadPthOptions& options) {
-  const auto named = [&](absl::StatusCode code, const std::string& what) {
-    return absl::Status(code, absl::StrCat("checkpoint ", path, ": ", what));
-  };
-  try {
-    auto value = Load(path, options);
-    if (value.ok()) return value;
-    return named(value.status().code(), std::string(value.status().message()));
-  } catch (const std::exception& e) {  // no memory, no such device
-    return named(absl::StatusCode::kInvalidArgument, FirstLine(e.what()));
-  }
+  return internal::LoadNamed(path, [&] { return Load(path, options); });
 }
 
 }  // namespace lockstep

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/error_text.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/internal/load_named.h"
 #include "lockstep/checkpoint/internal/mapped_file.h"
 #include "lockstep/checkpoint/internal/storage_bytes.h"
 
@@ -148,16 +148,7 @@ absl::StatusOr<Safetensors> Load(const std::string& path, at::Device map_locatio
 }  // namespace
 
 absl::StatusOr<Safetensors> LoadSafetensors(const std::string& path, at::Device map_location) {
-  const auto named = [&](absl::StatusCode code, const std::string& what) {
-    return absl::Status(code, absl::StrCat("checkpoint ", path, ": ", what));
-  };
-  try {
-    auto loaded = Load(path, map_location);
-    if (loaded.ok()) return loaded;
-    return named(loaded.status().code(), std::string(loaded.status().message()));
-  } catch (const std::exception& e) {
-    return named(absl::StatusCode::kInvalidArgument, FirstLine(e.what()));
-  }
+  return internal::LoadNamed(path, [&] { return Load(path, map_location); });
 }
 
 absl::Status SaveSafetensors(const Value& tensors, const std::string& path,

@@ -41,6 +41,17 @@ bool IsScale(double scale) {
   return std::isfinite(as_float) && as_float > 0;
 }
 
+void CheckMayUnscale(Stage stage, const torch::optim::Optimizer& optimizer, const char* scaler) {
+  TORCH_CHECK(stage != Stage::kUnscaled, scaler, ": Unscale was already called since the last Update on ",
+              Describe(optimizer));
+  TORCH_CHECK(stage != Stage::kStepped, scaler, ": Unscale is called after Step on ", Describe(optimizer));
+}
+
+void CheckMayStep(Stage stage, const torch::optim::Optimizer& optimizer, const char* scaler) {
+  TORCH_CHECK(stage != Stage::kStepped, scaler, ": Step was already called since the last Update on ",
+              Describe(optimizer));
+}
+
 void RefuseClosure(const torch::optim::Optimizer& optimizer, bool closure, const char* scaler) {
   TORCH_CHECK(
       !closure && dynamic_cast<const torch::optim::LBFGS*>(&optimizer) == nullptr, scaler, ": ", Describe(optimizer),

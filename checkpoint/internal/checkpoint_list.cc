@@ -2,9 +2,7 @@
 
 #include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
-#include <zlib.h>
 
-#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -12,6 +10,7 @@
 
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/internal/crc32.h"
 #include "lockstep/checkpoint/internal/mapped_file.h"
 
 namespace lockstep::internal {
@@ -78,13 +77,7 @@ absl::Status WriteCheckpointList(const CheckpointList& list, const std::string& 
 
 absl::StatusOr<std::pair<uint64_t, uint32_t>> SizeAndChecksum(const std::string& path) {
   LOCKSTEP_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path));
-  uLong crc = crc32(0, nullptr, 0);
-  constexpr size_t kStep = 1 << 30;  // zlib takes sizes of 32 bits
-  for (size_t at = 0; at < file->size(); at += kStep) {
-    crc = crc32(crc, reinterpret_cast<const Bytef*>(file->data() + at),
-                static_cast<uInt>(std::min(kStep, file->size() - at)));
-  }
-  return std::pair{static_cast<uint64_t>(file->size()), static_cast<uint32_t>(crc)};
+  return std::pair{static_cast<uint64_t>(file->size()), Crc32(file->data(), file->size())};
 }
 
 absl::Status CheckWhole(const ListedCheckpoint& checkpoint, const std::string& folder) {

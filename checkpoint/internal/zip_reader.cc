@@ -9,6 +9,7 @@
 #include <new>
 
 #include "lockstep/base/status_macros.h"
+#include "lockstep/checkpoint/internal/crc32.h"
 
 namespace lockstep::internal {
 namespace {
@@ -55,14 +56,6 @@ constexpr size_t kEndSize = 22, kLocator64Size = 20;
 
 /// zlib takes sizes of 32 bits.
 constexpr uint64_t kStep = 1 << 30;
-
-uint32_t Crc(const char* data, uint64_t size) {
-  uLong crc = crc32(0, nullptr, 0);
-  for (uint64_t at = 0; at < size; at += kStep) {
-    crc = crc32(crc, reinterpret_cast<const Bytef*>(data + at), static_cast<uInt>(std::min(kStep, size - at)));
-  }
-  return static_cast<uint32_t>(crc);
-}
 
 bool Inflate(const char* from, uint64_t compressed, char* to, uint64_t size) {
   z_stream stream{};
@@ -184,7 +177,7 @@ absl::StatusOr<ZipReader::Bytes> ZipReader::Read(const std::string& name, bool v
     bytes.data = buffer.get();
   }
   if (!verify) return bytes;
-  if (Crc(bytes.data, bytes.size) != member.crc) return Error("member " + name + " is damaged: its checksum differs");
+  if (Crc32(bytes.data, bytes.size) != member.crc) return Error("member " + name + " is damaged: its checksum differs");
   if (!member.deflated) ReleaseUnchanged(bytes.data, bytes.size);  // or a file would be in memory twice for a while
   return bytes;
 }

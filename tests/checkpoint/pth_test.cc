@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "lockstep/checkpoint/atomic_file.h"
+#include "test_files.h"
 
 namespace lockstep {
 namespace {
@@ -24,11 +25,6 @@ namespace fs = std::filesystem;
 std::string Folder() {
   std::string pattern = std::string(std::getenv("TEST_TMPDIR")) + "/pth.XXXXXX";
   return mkdtemp(pattern.data());
-}
-
-std::string Slurp(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 void ExpectEqual(const Value& a, const Value& b) {

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "lockstep/checkpoint/pth.h"
+#include "test_files.h"
 
 namespace lockstep {
 namespace {
@@ -21,15 +22,6 @@ namespace {
 using namespace std::string_literals;
 
 const std::string kFolder = "tests/checkpoint/";
-
-std::string Temporary(const std::string& name) {
-  return std::string(std::getenv("TEST_TMPDIR")) + "/" + name + "." + std::to_string(getpid());
-}
-
-std::string Slurp(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 template <typename T>
 const T& Get(const Value& value, const std::string& key) {

@@ -1,4 +1,5 @@
 #include "lockstep/checkpoint/safetensors.h"
+#include "test_files.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -14,10 +15,6 @@ namespace lockstep {
 namespace {
 
 using namespace std::string_literals;
-
-std::string Temporary(const std::string& name) {
-  return std::string(std::getenv("TEST_TMPDIR")) + "/" + name + "." + std::to_string(getpid());
-}
 
 void ExpectPythons(const Safetensors& file) {
   const auto expect = [&](const char* name, const at::Tensor& expected) {
@@ -133,8 +130,7 @@ TEST(Safetensors, DamagedFilesAreErrors) {
 }
 
 TEST(Fuzz, NoMutatedFileCrashesOrHangs) {
-  std::ifstream in("tests/checkpoint/python.safetensors", std::ios::binary);
-  const std::string good{std::istreambuf_iterator<char>(in), {}};
+  const std::string good = Slurp("tests/checkpoint/python.safetensors");
   const int rounds = std::getenv("LOCKSTEP_EXHAUSTIVE") != nullptr ? 100000 : 2000;
   std::mt19937_64 random(1206);
   for (int i = 0; i < rounds; ++i) {
