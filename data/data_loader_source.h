@@ -5,8 +5,10 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "lockstep/data/batch_source.h"
+#include "lockstep/samplers/epoch_part.h"
 
 namespace lockstep {
 
@@ -22,13 +24,21 @@ class DataLoaderSource : public BatchSource<typename Loader::element_type::Batch
   DataLoaderSource(Loader loader, Sampler sampler) : loader_(std::move(loader)), sampler_(std::move(sampler)) {}
 
   void StartEpoch(size_t epoch) override {
-    while (position_ && Next()) {
-    }  // LibTorch's loader can't begin again in the middle of a pass
-    started_ = true;
+    Finish();
     sampler_.set_epoch(epoch);
-    position_.emplace(loader_->begin());
-    first_ = true;
+    Start();
   }
+
+  bool StartRest(size_t epoch, const std::vector<EpochPart>& done) override {
+    if constexpr (StartsRest<Sampler>::value) {
+      Finish();
+      sampler_.set_epoch(epoch, done);
+      Start();
+    }
+    return StartsRest<Sampler>::value;
+  }
+
+  std::optional<size_t> SamplesIn(size_t batches) const override { return batches * loader_->options().batch_size; }
 
   std::optional<Batch> Next() override {
     TORCH_CHECK(started_, "DataLoaderSource: Next before the first StartEpoch");
@@ -43,6 +53,18 @@ class DataLoaderSource : public BatchSource<typename Loader::element_type::Batch
   }
 
  private:
+  /// LibTorch's loader can't begin again in the middle of a pass.
+  void Finish() {
+    while (position_ && Next()) {
+    }
+  }
+
+  void Start() {
+    started_ = true;
+    position_.emplace(loader_->begin());
+    first_ = true;
+  }
+
   Loader loader_;
   Sampler sampler_;
   std::optional<torch::data::Iterator<Batch>> position_;

@@ -23,18 +23,37 @@ TensorLoader::~TensorLoader() { Stop(); }
 
 void TensorLoader::StartEpoch(size_t epoch) {
   Stop();
-  started_ = true;
   sampler_.StartEpoch(epoch);
+  rest_.reset();
+  Start();
+}
+
+bool TensorLoader::StartRest(size_t epoch, const std::vector<EpochPart>& done) {
+  Stop();
+  if (!sampler_.StartRest(epoch, done)) return false;
+  rest_ = sampler_.size().value_or(0);
+  Start();
+  return true;
+}
+
+void TensorLoader::Start() {
+  started_ = true;
   ready_.clear();
   error_ = nullptr;
   ended_ = false;
   stop_ = false;
-  if (options_.prefetch > 0) thread_ = std::thread(&TensorLoader::Run, this);
+}
+
+bool TensorLoader::Skip(size_t batches) {
+  if (thread_.joinable()) return BatchSource<TensorBatch>::Skip(batches);
+  while (batches > 0 && NextIndices()) --batches;
+  return batches == 0;
 }
 
 std::optional<TensorBatch> TensorLoader::Next() {
   TORCH_CHECK(started_, "TensorLoader: Next before the first StartEpoch");
   if (options_.prefetch == 0) return ended_ ? std::nullopt : Make();
+  if (!thread_.joinable()) thread_ = std::thread(&TensorLoader::Run, this);
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [this] { return !ready_.empty() || ended_; });
   if (ready_.empty()) {
@@ -49,15 +68,21 @@ std::optional<TensorBatch> TensorLoader::Next() {
 }
 
 size_t TensorLoader::num_batches() const {
-  return options_.drop_last ? options_.samples / options_.batch_size
-                            : (options_.samples + options_.batch_size - 1) / options_.batch_size;
+  const size_t samples = rest_ ? *rest_ : options_.samples > 0 ? options_.samples : sampler_.size().value_or(0);
+  return options_.drop_last ? samples / options_.batch_size : (samples + options_.batch_size - 1) / options_.batch_size;
 }
 
-std::optional<TensorBatch> TensorLoader::Make() {
-  const auto indices = sampler_.Next(options_.batch_size);
+std::optional<std::vector<size_t>> TensorLoader::NextIndices() {
+  auto indices = sampler_.Next(options_.batch_size);
   if (!indices || indices->empty() || (options_.drop_last && indices->size() < options_.batch_size)) {
     return std::nullopt;
   }
+  return indices;
+}
+
+std::optional<TensorBatch> TensorLoader::Make() {
+  const auto indices = NextIndices();
+  if (!indices) return std::nullopt;
   at::Tensor index = at::empty({static_cast<int64_t>(indices->size())}, at::kLong);
   std::memcpy(index.data_ptr(), indices->data(), indices->size() * sizeof(int64_t));
   TensorBatch batch{data_.index_select(0, index), target_.index_select(0, index)};

@@ -7,9 +7,12 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <thread>
+#include <vector>
 
 #include "lockstep/data/batch_source.h"
+#include "lockstep/samplers/epoch_part.h"
 #include "lockstep/samplers/epoch_sampler.h"
 
 namespace lockstep {
@@ -26,7 +29,7 @@ struct TensorLoaderOptions {
   bool drop_last = false;
   /// Batches made ahead by a thread; 0: made when they are asked for, in the caller's thread.
   size_t prefetch = 2;
-  /// Samples in a pass of the sampler, for num_batches(); 0 if not known.
+  /// Samples in a pass, for num_batches(); 0: what the sampler says, if it does.
   size_t samples = 0;
 };
 
@@ -44,8 +47,13 @@ class TensorLoader : public BatchSource<TensorBatch> {
   void StartEpoch(size_t epoch) override;
   std::optional<TensorBatch> Next() override;
   size_t num_batches() const override;
+  bool Skip(size_t batches) override;
+  std::optional<size_t> SamplesIn(size_t batches) const override { return batches * options_.batch_size; }
+  bool StartRest(size_t epoch, const std::vector<EpochPart>& done) override;
 
  private:
+  void Start();
+  std::optional<std::vector<size_t>> NextIndices();
   std::optional<TensorBatch> Make();
   void Run();
   void Stop();
@@ -61,6 +69,7 @@ class TensorLoader : public BatchSource<TensorBatch> {
   std::condition_variable changed_;
   std::deque<TensorBatch> ready_;
   std::exception_ptr error_;
+  std::optional<size_t> rest_;  // samples of a pass over the rest of an epoch
   bool started_ = false, ended_ = true;
   bool stop_ = false;
 };

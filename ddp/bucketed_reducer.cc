@@ -132,6 +132,7 @@ void BucketedReducer::BuildBuckets(const std::vector<size_t>& order) {
     buckets.push_back(std::move(bucket));
   }
   buckets_ = std::move(buckets);
+  order_ = order;
   statistics_.buckets = buckets_.size();
   statistics_.bytes = 0;
   for (const Bucket& bucket : buckets_) statistics_.bytes += static_cast<int64_t>(bucket.gradients.nbytes());
@@ -192,6 +193,72 @@ bool BucketedReducer::IsFreezingChanged() const {
     if (known != parameters_[i].parameter.requires_grad()) return true;
   }
   return false;
+}
+
+Stateful* BucketedReducer::stateful_hook() const { return dynamic_cast<Stateful*>(options_.hook.get()); }
+
+Value BucketedReducer::SaveState() {
+  Value state((ValueDict())), expected((ValueDict()));
+  ValueList order;
+  for (size_t i : order_) order.emplace_back(Named(slots_[i]).name);
+  for (const Slot& slot : slots_) expected.set(Named(slot).name, slot.expected);
+  state.set("order", std::move(order));
+  state.set("rebuilt", rebuilt_);
+  state.set("finished", finished_);
+  state.set("learned", learned_);
+  state.set("expected", std::move(expected));
+  state.set("static_graph", options_.static_graph);
+  state.set("bucket_cap_bytes", static_cast<int64_t>(options_.bucket_cap_bytes));
+  state.set("first_bucket_cap_bytes", static_cast<int64_t>(options_.first_bucket_cap_bytes));
+  return state;
+}
+
+absl::Status BucketedReducer::LoadState(const Value& state) {
+  if (!group_) return absl::OkStatus();
+  std::lock_guard<std::recursive_mutex> lock(watch_.mutex());
+  const auto number = [&](const Value& dict, const std::string& key) -> double {
+    const Value* const entry = dict.find(key);
+    const auto value = entry == nullptr ? absl::InvalidArgumentError("") : entry->number();
+    return value.ok() ? *value : -2;  // -1 is that no rank uses a parameter
+  };
+  if (number(state, "static_graph") != options_.static_graph ||
+      number(state, "bucket_cap_bytes") != static_cast<double>(options_.bucket_cap_bytes) ||
+      number(state, "first_bucket_cap_bytes") != static_cast<double>(options_.first_bucket_cap_bytes)) {
+    return absl::InvalidArgumentError("reducer: the state is of a reducer with other options");
+  }
+  std::map<std::string, size_t> slots;
+  for (size_t i = 0; i < slots_.size(); ++i) slots[Named(slots_[i]).name] = i;
+  const Value *names = state.find("order"), *saved = state.find("expected");
+  const auto no_match = absl::InvalidArgumentError("reducer: the state is of other parameters");
+  if (names == nullptr || names->items() == nullptr || saved == nullptr || saved->dict() == nullptr ||
+      saved->dict()->items.size() != slots_.size()) {
+    return no_match;
+  }
+  std::vector<int> expected(slots_.size());
+  size_t used = 0;
+  for (const auto& [name, i] : slots) {
+    expected[i] = static_cast<int>(number(*saved, name));
+    if (expected[i] < -1) return no_match;
+    used += expected[i] >= 0 ? 1 : 0;
+  }
+  std::vector<size_t> order;
+  for (const Value& name : *names->items()) {
+    const auto found = name.string() == nullptr ? slots.end() : slots.find(*name.string());
+    if (found == slots.end()) return no_match;
+    order.push_back(found->second);
+    slots.erase(found);
+  }
+  if (order.size() < used) return no_match;
+  rebuilt_ = number(state, "rebuilt") == 1;
+  finished_ = number(state, "finished") == 1;
+  learned_ = number(state, "learned") == 1;
+  armed_ = false;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    slots_[i].expected = expected[i];
+    slots_[i].used = Named(slots_[i]).parameter.grad().defined();
+  }
+  BuildBuckets(order);
+  return absl::OkStatus();
 }
 
 // A backward.

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/checkpoint/stateful.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/ddp/internal/backward_watch.h"
 #include "lockstep/ddp/internal/gradient_memory.h"
@@ -51,7 +52,7 @@ struct BucketedReducerOptions {
 /// sound.
 ///
 /// A null group makes a reducer that does nothing. Only one reducer may serve a parameter at a time.
-class BucketedReducer : public Reducer, private internal::BackwardWatch::Client {
+class BucketedReducer : public Reducer, public Stateful, private internal::BackwardWatch::Client {
  public:
   /// `parameters` must be the same list on all ranks; those that need no gradient are left out. Throws when none needs
   /// one, or when one has a reducer already.
@@ -63,6 +64,13 @@ class BucketedReducer : public Reducer, private internal::BackwardWatch::Client 
   void SetWeight(std::optional<double> weight) override;
   void Abandon(const std::string& why) override;
 
+  /// The order of the buckets and what static_graph has learned, so that a run that goes on adds in the same order.
+  Value SaveState() override;
+  /// Between two backwards. InvalidArgument, and nothing is changed, for a state of other parameters or options.
+  absl::Status LoadState(const Value& state) override;
+
+  /// The hook, if it has a state; else null.
+  Stateful* stateful_hook() const;
   /// Number of buckets.
   size_t num_buckets() const { return buckets_.size(); }
   /// The parameters of each bucket, in the order of their memory.
@@ -144,6 +152,7 @@ class BucketedReducer : public Reducer, private internal::BackwardWatch::Client 
 
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;
+  std::vector<size_t> order_;  // slots, as the buckets were made of them
   bool has_sparse_ = false;
 
   bool armed_ = false;               // a backward is to be averaged

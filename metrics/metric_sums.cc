@@ -25,6 +25,12 @@ void MetricSums::Add(const MetricSums& other) {
   samples_ += other.samples_;
 }
 
+std::map<std::string, double> MetricSums::sums() const {
+  std::map<std::string, double> numbers;
+  for (const auto& [name, sum] : sums_) numbers[name] = sum.item<double>();
+  return numbers;
+}
+
 MetricSums::Result MetricSums::Reduce(const ProcessGroupPtr& group) const {
   // A rank that saw no sample knows no names: the union of all ranks' names is the order of the sums.
   std::string mine;

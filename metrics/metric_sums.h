@@ -24,6 +24,8 @@ class MetricSums {
 
   /// This rank's samples.
   int64_t samples() const { return samples_; }
+  /// This rank's sums, brought to the host.
+  std::map<std::string, double> sums() const;
 
   struct Result {
     std::map<std::string, double> means;  ///< Empty when there was no sample.

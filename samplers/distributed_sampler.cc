@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace lockstep {
 
@@ -22,14 +23,19 @@ DistributedSampler::DistributedSampler(size_t size, size_t num_replicas, size_t 
   Populate();
 }
 
-void DistributedSampler::set_epoch(size_t epoch) { state_->epoch = epoch; }
+void DistributedSampler::set_epoch(size_t epoch) { set_epoch(epoch, {}); }
+
+void DistributedSampler::set_epoch(size_t epoch, std::vector<EpochPart> done) {
+  state_->epoch = epoch;
+  state_->done = std::move(done);
+}
 
 size_t DistributedSampler::epoch() const { return state_->epoch; }
 
 size_t DistributedSampler::position() const { return state_->position; }
 
 size_t DistributedSampler::size() const {
-  const size_t n = state_->data_size;
+  const size_t n = state_->available;
   if (!options_.pad) return n / num_replicas_ + (rank_ < n % num_replicas_ ? 1 : 0);
   if (options_.drop_last) return n / num_replicas_;
   return (n + num_replicas_ - 1) / num_replicas_;
@@ -38,7 +44,7 @@ size_t DistributedSampler::size() const {
 void DistributedSampler::reset(std::optional<size_t> new_size) {
   if (new_size) state_->data_size = *new_size;
   // Somebody who holds this object as its base may have called the base's set_epoch.
-  if (epoch_ != base_epoch_seen_) state_->epoch = base_epoch_seen_ = epoch_;
+  if (epoch_ != base_epoch_seen_) set_epoch(base_epoch_seen_ = epoch_);
   Populate();
 }
 
@@ -51,7 +57,8 @@ std::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size) {
   return std::vector<size_t>(all.begin() + begin, all.begin() + end);
 }
 
-void DistributedSampler::Populate() {
+/// Of the samples that the pass shares out.
+std::vector<size_t> DistributedSampler::Order() const {
   const size_t n = state_->data_size;
   std::vector<size_t> order(n);
   if (options_.shuffle) {
@@ -62,10 +69,26 @@ void DistributedSampler::Populate() {
   } else {
     std::iota(order.begin(), order.end(), size_t{0});
   }
+  for (const auto& [samples] : state_->done) {
+    std::vector<bool> taken(order.size());
+    for (size_t rank = 0; rank < samples.size() && !order.empty(); ++rank) {
+      for (size_t i = 0; i < samples[rank]; ++i) taken[(rank + i * samples.size()) % order.size()] = true;
+    }
+    size_t left = 0;
+    for (size_t i = 0; i < order.size(); ++i) {
+      if (!taken[i]) order[left++] = order[i];
+    }
+    order.resize(left);
+  }
+  return order;
+}
+
+void DistributedSampler::Populate() {
+  const std::vector<size_t> order = Order();
+  const size_t n = state_->available = order.size();
   // Position p of the padded order is sample p mod n; rank r takes r, r + replicas, r + 2 * replicas, ...
-  const size_t share = size();
   auto& mine = state_->indices;
-  mine.resize(n == 0 ? 0 : share);
+  mine.resize(n == 0 ? 0 : size());
   for (size_t i = 0; i < mine.size(); ++i) mine[i] = order[(rank_ + i * num_replicas_) % n];
   state_->position = 0;
 }

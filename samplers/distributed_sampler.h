@@ -7,6 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include "lockstep/samplers/epoch_part.h"
+
 namespace lockstep {
 
 struct DistributedSamplerOptions {
@@ -32,6 +34,9 @@ class DistributedSampler : public torch::data::samplers::DistributedSampler<> {
   /// For this object and all its copies, from the next reset() on. The base's function of the same name, called
   /// through a reference to the base, reaches this object only.
   void set_epoch(size_t epoch);
+  /// The same for what is left of an epoch that other worlds have begun, one after the other, each with what those
+  /// before had left: the remaining samples, in the epoch's order, are shared out by the rule of a whole epoch.
+  void set_epoch(size_t epoch, std::vector<EpochPart> done);
   size_t epoch() const;
 
   /// Starts a pass over the share in the order of the epoch; a new size replaces the data set's.
@@ -44,7 +49,7 @@ class DistributedSampler : public torch::data::samplers::DistributedSampler<> {
 
   /// How many of the share's samples the current pass has handed out.
   size_t position() const;
-  /// Number of samples in this rank's share.
+  /// Number of samples in this rank's share of the current pass.
   size_t size() const;
 
  private:
@@ -52,9 +57,12 @@ class DistributedSampler : public torch::data::samplers::DistributedSampler<> {
     size_t epoch = 0;
     size_t position = 0;
     size_t data_size = 0;
+    std::vector<EpochPart> done;  // of the epoch, before this pass
+    size_t available = 0;         // samples that the pass shares out
     std::vector<size_t> indices;
   };
 
+  std::vector<size_t> Order() const;
   void Populate();
 
   DistributedSamplerOptions options_;

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/samplers/epoch_part.h"
+
 namespace lockstep {
 
 /// Any sampler of LibTorch's kind, held by its own type, so that each epoch starts with that type's `set_epoch`: the
@@ -19,6 +21,11 @@ class EpochSampler {
   EpochSampler(S&& sampler) : held_(Hold(std::forward<S>(sampler))) {}  // NOLINT: implicit on purpose
 
   void StartEpoch(size_t epoch) { held_->StartEpoch(epoch); }
+  /// Starts what is left of the epoch after `done`. False, and nothing is started, for a sampler that can't tell what
+  /// that is: one without a `set_epoch(epoch, done)`.
+  bool StartRest(size_t epoch, const std::vector<EpochPart>& done) { return held_->StartRest(epoch, done); }
+  /// Samples in the current pass; nothing for a sampler without `size()`.
+  std::optional<size_t> size() const { return held_->size(); }
   /// Up to `batch_size` indices, or nothing at the end of the epoch.
   std::optional<std::vector<size_t>> Next(size_t batch_size) { return held_->Next(batch_size); }
 
@@ -26,6 +33,8 @@ class EpochSampler {
   struct Held {
     virtual ~Held() = default;
     virtual void StartEpoch(size_t epoch) = 0;
+    virtual bool StartRest(size_t epoch, const std::vector<EpochPart>& done) = 0;
+    virtual std::optional<size_t> size() const = 0;
     virtual std::optional<std::vector<size_t>> Next(size_t batch_size) = 0;
   };
 
@@ -34,12 +43,28 @@ class EpochSampler {
   template <typename S>
   struct HasSetEpoch<S, std::void_t<decltype(std::declval<S&>().set_epoch(size_t{0}))>> : std::true_type {};
 
+  template <typename S, typename = void>
+  struct HasSize : std::false_type {};
+  template <typename S>
+  struct HasSize<S, std::void_t<decltype(size_t{std::declval<S&>().size()})>> : std::true_type {};
+
   template <typename S>
   struct HeldSampler : Held {
     explicit HeldSampler(std::shared_ptr<S> s) : sampler(std::move(s)) {}
     void StartEpoch(size_t epoch) override {
       if constexpr (HasSetEpoch<S>::value) sampler->set_epoch(epoch);
       sampler->reset(std::nullopt);
+    }
+    bool StartRest(size_t epoch, const std::vector<EpochPart>& done) override {
+      if constexpr (StartsRest<S>::value) {
+        sampler->set_epoch(epoch, done);
+        sampler->reset(std::nullopt);
+      }
+      return StartsRest<S>::value;
+    }
+    std::optional<size_t> size() const override {
+      if constexpr (HasSize<S>::value) return sampler->size();
+      return std::nullopt;
     }
     std::optional<std::vector<size_t>> Next(size_t batch_size) override { return sampler->next(batch_size); }
     std::shared_ptr<S> sampler;

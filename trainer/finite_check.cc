@@ -3,6 +3,7 @@
 #include <absl/strings/str_cat.h>
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -44,6 +45,22 @@ absl::Status StepNumbers::Check(const ProcessGroupPtr& group) {
   return AgreeOnStatus(least.item<int64_t>() == first ? status : absl::OkStatus(), group);
 }
 
+std::map<std::string, double> FiniteCheck::state() const {
+  return {{"skipped_in_a_row", static_cast<double>(in_a_row_)},
+          {"row_epoch", static_cast<double>(row_epoch_)},
+          {"row_step", static_cast<double>(row_step_)}};
+}
+
+void FiniteCheck::set_state(const std::map<std::string, double>& state) {
+  const auto get = [&](const char* name) {
+    const auto found = state.find(name);
+    return found == state.end() ? 0 : static_cast<size_t>(std::max(0., found->second));
+  };
+  in_a_row_ = get("skipped_in_a_row");
+  row_epoch_ = get("row_epoch");
+  row_step_ = get("row_step");
+}
+
 absl::Status FiniteCheck::AddStep(bool stepped, size_t epoch, size_t step, const at::Tensor& loss,
                                   const at::Tensor& norm) {
   if (stepped) {
@@ -55,15 +72,17 @@ absl::Status FiniteCheck::AddStep(bool stepped, size_t epoch, size_t step, const
   if (options_.max_skipped_steps == 0) return absl::OkStatus();
   if (++in_a_row_ == 1) {
     skipped_ = {};
-    row_start_ = absl::StrCat("epoch ", epoch, ", step ", step);
+    row_epoch_ = epoch;
+    row_step_ = step;
   }
   skipped_.Add(epoch, step, "loss", loss);
   if (in_a_row_ < options_.max_skipped_steps) return absl::OkStatus();
   const absl::Status losses = skipped_.Check(group_);
+  const std::string row_start = absl::StrCat("epoch ", row_epoch_, ", step ", row_step_);
   const std::string first =
-      losses.ok() ? row_start_ + ": gradients are not finite though all losses are" : std::string(losses.message());
+      losses.ok() ? row_start + ": gradients are not finite though all losses are" : std::string(losses.message());
   return AgreeOnStatus(
-      absl::InternalError(absl::StrCat(first, "; ", in_a_row_, " steps in a row were skipped, from ", row_start_)),
+      absl::InternalError(absl::StrCat(first, "; ", in_a_row_, " steps in a row were skipped, from ", row_start)),
       group_);
 }
 

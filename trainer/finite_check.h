@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +47,9 @@ class FiniteCheck {
   /// After a step. `loss` is undefined on a rank that had no batch, `norm` on all ranks where gradients are not
   /// clipped.
   absl::Status AddStep(bool stepped, size_t epoch, size_t step, const at::Tensor& loss, const at::Tensor& norm);
+  /// The row of skipped steps, as numbers of a state.
+  std::map<std::string, double> state() const;
+  void set_state(const std::map<std::string, double>& state);
   /// Of the steps since the last look.
   absl::Status Check() { return taken_.Check(group_); }
 
@@ -53,8 +57,8 @@ class FiniteCheck {
   const FiniteCheckOptions options_;
   const ProcessGroupPtr group_;
   StepNumbers taken_, skipped_;
-  size_t in_a_row_ = 0;    // skipped
-  std::string row_start_;  // where that row began
+  size_t in_a_row_ = 0;                  // skipped
+  size_t row_epoch_ = 0, row_step_ = 0;  // where that row began
 };
 
 }  // namespace lockstep

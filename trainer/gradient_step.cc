@@ -4,15 +4,62 @@
 #include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
 
+#include <absl/status/status.h>
+#include <absl/strings/str_cat.h>
 #include <algorithm>
+#include <map>
+#include <string>
+#include <type_traits>
 #include <unordered_set>
 
 #include "lockstep/amp/master_weights.h"
 #include "lockstep/amp/scaler_sync.h"
+#include "lockstep/base/status_macros.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/optim/clip_gradients.h"
 
 namespace lockstep {
+
+namespace {
+
+/// What SaveState says, read.
+struct Window {
+  size_t steps = 0, batches = 0, counted = 0;
+  int64_t samples = 0;
+  at::Tensor loss;
+  std::map<std::string, at::Tensor> gradients;
+};
+
+absl::Status Read(const Value& state, Window& window) {
+  const auto count = [&](const char* key, auto& number) {
+    const Value* const entry = state.find(key);
+    const auto value = entry == nullptr ? absl::InvalidArgumentError("missing") : entry->number();
+    if (value.ok() && *value >= 0 && *value < 9e15) {
+      number = static_cast<std::decay_t<decltype(number)>>(*value);
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(absl::StrCat("'", key, "' is no count"));
+  };
+  LOCKSTEP_RETURN_IF_ERROR(count("steps", window.steps));
+  const Value* const gradients = state.find("gradients");
+  if (gradients == nullptr) return absl::OkStatus();
+  LOCKSTEP_RETURN_IF_ERROR(count("batches", window.batches));
+  LOCKSTEP_RETURN_IF_ERROR(count("counted", window.counted));
+  LOCKSTEP_RETURN_IF_ERROR(count("samples", window.samples));
+  if (const Value* const loss = state.find("loss"); loss != nullptr && loss->tensor() != nullptr) {
+    window.loss = *loss->tensor();
+  }
+  if (gradients->dict() == nullptr) return absl::InvalidArgumentError("'gradients' is no dict");
+  for (const auto& [name, gradient] : gradients->dict()->items) {
+    if (name.string() == nullptr || gradient.tensor() == nullptr) {
+      return absl::InvalidArgumentError("'gradients' has an entry that is no name and tensor");
+    }
+    window.gradients[*name.string()] = *gradient.tensor();
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 GradientStep::GradientStep(torch::optim::Optimizer* optimizer, LossScaler* scaler, DistributedDataParallelBase* ddp,
                            GradientStepOptions options)
@@ -79,11 +126,88 @@ bool GradientStep::Step() {
   const bool stepped = scaler_->Step(*optimizer_);
   scaler_->Update();
   ++steps_;
+  batches_ = 0;
   if (ddp_ != nullptr && options_.check_parameters_every > 0 && steps_ % options_.check_parameters_every == 0) {
     CheckScalersEqual(*scaler_, ddp_->group());  // first: parameters differ because of it
     ddp_->CheckParametersEqual();
   }
   return stepped;
+}
+
+Value GradientStep::SaveState(const torch::nn::Module& module) const {
+  Value state((ValueDict()));
+  state.set("steps", static_cast<int64_t>(steps_));
+  if (batches_ == 0) return state;
+  state.set("batches", static_cast<int64_t>(batches_));
+  state.set("counted", static_cast<int64_t>(counted_));
+  state.set("samples", samples_);
+  state.set("loss", loss_.defined() ? Value(loss_) : Value());
+  Value gradients((ValueDict()));
+  for (const auto& parameter : module.named_parameters()) {
+    if (parameter.value().grad().defined()) gradients.set(parameter.key(), parameter.value().grad());
+  }
+  state.set("gradients", std::move(gradients));
+  return state;
+}
+
+absl::Status GradientStep::LoadState(const Value& state, torch::nn::Module& module) {
+  Window window;
+  LOCKSTEP_RETURN_IF_ERROR(Read(state, window));
+  steps_ = window.steps;
+  batches_ = window.batches;
+  if (batches_ == 0) return absl::OkStatus();
+  const auto parameters = module.named_parameters();
+  for (const auto& [name, gradient] : window.gradients) {
+    const at::Tensor* const parameter = parameters.find(name);
+    if (parameter == nullptr || parameter->sizes() != gradient.sizes()) {
+      return absl::InvalidArgumentError(absl::StrCat("the gradient of ", name, " fits no parameter"));
+    }
+  }
+  Begin();
+  batches_ = window.batches;
+  counted_ = window.counted;
+  samples_ = window.samples;
+  const at::Device device = parameters.is_empty() ? at::Device(at::kCPU) : parameters.begin()->value().device();
+  loss_ = window.loss.defined() ? window.loss.to(device) : window.loss;
+  for (const auto& [name, gradient] : window.gradients) {
+    at::Tensor parameter = *parameters.find(name);
+    parameter.mutable_grad() = at::empty_like(parameter).copy_(gradient);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Value> GradientStep::ForOtherWorld(const ValueList& ranks, const ProcessGroupPtr& group) const {
+  Window sum;
+  for (const Value& rank : ranks) {
+    Window window;
+    LOCKSTEP_RETURN_IF_ERROR(Read(rank, window));
+    sum.steps = window.steps;
+    sum.batches = window.batches;
+    sum.counted += window.counted;
+    sum.samples += window.samples;
+    if (window.loss.defined()) sum.loss = sum.loss.defined() ? sum.loss + window.loss : window.loss;
+    for (const auto& [name, gradient] : window.gradients) {
+      auto [found, is_new] = sum.gradients.emplace(name, gradient);
+      if (!is_new) found->second = found->second + gradient;
+    }
+  }
+  Value state((ValueDict()));
+  state.set("steps", static_cast<int64_t>(sum.steps));
+  if (sum.batches == 0) return state;
+  const bool first = GetRank(group) == 0;
+  state.set("batches", static_cast<int64_t>(sum.batches));
+  state.set("counted", static_cast<int64_t>(first ? sum.counted : 0));
+  state.set("samples", first ? sum.samples : 0);
+  state.set("loss", first && sum.loss.defined() ? Value(sum.loss) : Value());
+  // Their mean over ranks is taken later; with weight_by_samples their sum is divided by the samples of all.
+  const double factor =
+      options_.weight_by_samples ? 1 : static_cast<double>(GetWorldSize(group)) / static_cast<double>(ranks.size());
+  Value gradients((ValueDict()));
+  if (first) {
+    for (const auto& [name, gradient] : sum.gradients) gradients.set(name, gradient * factor);
+  }
+  state.set("gradients", std::move(gradients));
+  return state;
 }
 
 void GradientStep::ClipGradients() {

@@ -1,13 +1,17 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <absl/status/statusor.h>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "lockstep/amp/loss_scaler.h"
+#include "lockstep/checkpoint/value.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/ddp/distributed_data_parallel_base.h"
 #include "lockstep/trainer/anomaly.h"
 #include "lockstep/trainer/step.h"
@@ -51,6 +55,18 @@ class GradientStep {
   /// Of the last step's gradients, before they were clipped by it (of several groups the largest); undefined without
   /// max_grad_norm.
   at::Tensor grad_norm() const { return grad_norm_; }
+  /// Batches of the window so far; 0 after the step.
+  size_t batches() const { return batches_; }
+
+  /// {"steps"} and, within a window, what it has so far: {"batches", "counted", "samples", "loss", "gradients"}, the
+  /// last this rank's of the module's parameters, by their names.
+  Value SaveState(const torch::nn::Module& module) const;
+  /// Takes over one rank's state. InvalidArgument when it doesn't fit.
+  absl::Status LoadState(const Value& state, torch::nn::Module& module);
+  /// Of the states of all ranks of one world what each rank of another takes: the first has all gradients, so that the
+  /// step becomes the one that it would have been; the others have none.
+  absl::StatusOr<Value> ForOtherWorld(const ValueList& ranks, const ProcessGroupPtr& group) const;
+
   /// Of the window: the mean of the losses of the batches that count; undefined when there was none.
   at::Tensor loss() const { return counted_ > 0 ? loss_ / static_cast<double>(counted_) : at::Tensor(); }
 

@@ -14,24 +14,31 @@
 #include <vector>
 
 #include "lockstep/amp/autocast.h"
+#include "lockstep/base/exit_code.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/checkpoint_writer.h"
+#include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/comm/agree.h"
 #include "lockstep/comm/join.h"
 #include "lockstep/data/batch_source.h"
 #include "lockstep/metrics/metric_sums.h"
 #include "lockstep/trainer/batch_stream.h"
+#include "lockstep/trainer/checkpoint_pace.h"
+#include "lockstep/trainer/continue_pass.h"
 #include "lockstep/trainer/finite_check.h"
+#include "lockstep/trainer/generators.h"
 #include "lockstep/trainer/gradient_step.h"
 #include "lockstep/trainer/observer.h"
+#include "lockstep/trainer/run_progress.h"
+#include "lockstep/trainer/run_state.h"
 #include "lockstep/trainer/step.h"
+#include "lockstep/trainer/stop_signals.h"
 #include "lockstep/trainer/training_state.h"
 
 namespace lockstep {
 
 struct TrainerOptions {
   size_t epochs = 1;
-  size_t first_epoch = 1;                  ///< More than 1 when resuming.
   c10::DeviceType device = c10::kCPU;      ///< Where autocast works.
   std::optional<at::ScalarType> autocast;  ///< bfloat16 or float16; nothing: as the caller has it.
   FiniteCheckOptions finite;               ///< Losses that are not finite, skipped steps in a row.
@@ -40,6 +47,10 @@ struct TrainerOptions {
   JoinOptions join;                        ///< Used when there are joinables.
   std::string best_path;                   ///< Where the best state is kept; empty: nowhere.
   std::string last_path;                   ///< Where the last epoch's state is kept; empty: nowhere.
+  CheckpointIntervals checkpoints;         ///< When the checkpointer saves.
+  std::string config;                      ///< Is saved with each checkpoint, for people and for whoever resumes.
+  uint64_t seed = 0;                       ///< Of the generators of ranks that join a resumed run.
+  int stop_exit_code = 75;                 ///< After a signal; a scheduler starts a program again that ends with it.
 };
 
 /// A training loop over swappable pieces, and nothing more: whatever it does can be done by hand with the same pieces
@@ -57,6 +68,8 @@ class Trainer {
     CheckpointWriter* writer = nullptr;              ///< Needed for best_path and last_path.
     torch::optim::LRScheduler* scheduler = nullptr;  ///< May be null.
     DistributedDataParallelBase* ddp = nullptr;      ///< The wrapper, where it is one; needed for GradientStepOptions.
+    Checkpointer* checkpointer = nullptr;            ///< Saves everything that Resume needs; may be null.
+    const StopSignals* signals = nullptr;            ///< Save and stop at the next batch; may be null.
     /// What takes part in a Join of ranks with different numbers of batches, `ddp` and batch norms; empty: all ranks
     /// have as many.
     std::vector<Joinable*> joinables;
@@ -68,11 +81,26 @@ class Trainer {
       : pieces_(std::move(pieces)),
         options_(std::move(options)),
         gradients_(pieces_.state.optimizer, pieces_.state.scaler, pieces_.ddp, options_.gradients),
-        finite_(options_.finite, pieces_.group) {}
+        finite_(options_.finite, pieces_.group),
+        pace_(options_.checkpoints, pieces_.signals, pieces_.group) {}
+
+  /// Before Fit, to go on from a checkpoint of the checkpointer, the batches of whose epoch that are done are left out,
+  /// or of best_path or last_path, with the epoch after it. In a world of another size the rest of the epoch is shared
+  /// out anew; what can't be kept is said in the log. Errors, on all ranks: a part that doesn't fit. Collective.
+  absl::Status Resume(const Value& checkpoint) {
+    LOCKSTEP_ASSIGN_OR_RETURN(resumed_, LoadRunState(checkpoint, Parts(), pieces_.group));
+    progress_ = std::move(resumed_->progress);
+    finite_.set_state(progress_.skipped_row);
+    return absl::OkStatus();
+  }
+
+  /// The epoch that Fit begins or goes on with, and the steps of it that are done.
+  size_t epoch() const { return progress_.epoch; }
+  size_t step() const { return progress_.step; }
 
   /// Trains and validates until the epochs are over or the stop criterion says so, on all ranks together. Errors, on
   /// all ranks: a loss, norm or metric that is not finite, but for steps that the scaler skipped; too many skipped
-  /// steps; a checkpoint that can't be written; the criterion's.
+  /// steps; a checkpoint that can't be written; the criterion's. After a signal, when all is saved: EndWithCode.
   absl::Status Fit() {
     const GradientStepOptions& wanted = options_.gradients;
     if (pieces_.group && pieces_.ddp == nullptr &&
@@ -88,11 +116,22 @@ class Trainer {
     try {
       Tell([](TrainObserver& o) { o.OnFitStart(); });
       absl::StatusOr<bool> stop = false;
-      for (size_t epoch = options_.first_epoch; epoch <= options_.epochs && stop.ok() && !*stop; ++epoch)
-        stop = Epoch(epoch);
-      if (!stop.ok()) TellException(std::string(stop.status().message()));
+      if (resumed_) {
+        LOCKSTEP_RETURN_IF_ERROR(TakeGenerators(*resumed_, progress_, options_.device, options_.seed, pieces_.group));
+      } else {
+        progress_ = {};
+      }
+      while (progress_.epoch <= options_.epochs && stop.ok() && !*stop) stop = Epoch(progress_.epoch);
+      absl::Status status = stop.status();
+      if (status.ok() && pieces_.checkpointer != nullptr) status = pieces_.checkpointer->Wait();
+      const std::string why(status.message());
+      if (ExitCodeOf(status)) {
+        Tell([&](TrainObserver& o) { o.OnStopped(why); });
+      } else if (!status.ok()) {
+        TellException(why);
+      }
       Tell([](TrainObserver& o) { o.OnFitEnd(); });
-      return stop.status();
+      return status;
     } catch (const std::exception& e) {
       TellException(e.what());
       throw;
@@ -119,13 +158,12 @@ class Trainer {
   /// One epoch; whether to stop after it.
   absl::StatusOr<bool> Epoch(size_t epoch) {
     Tell([&](TrainObserver& o) { o.OnEpochStart(epoch); });
-    const auto start = Clock::now();
-    MetricSums sums;
-    LOCKSTEP_RETURN_IF_ERROR(TrainEpoch(epoch, start, sums));
+    LOCKSTEP_RETURN_IF_ERROR(TrainEpoch());
     EpochInfo info{epoch, options_.epochs, {}, false};
     // When the scaler skipped every step of a short epoch there is no training mean, and that is no error.
-    LOCKSTEP_ASSIGN_OR_RETURN(info.metrics, sums.FiniteMeans("train_", pieces_.group, /*may_be_empty=*/skipped_ > 0));
-    const double train_seconds = Seconds(start);
+    LOCKSTEP_ASSIGN_OR_RETURN(info.metrics, progress_.sums.FiniteMeans("train_", pieces_.group,
+                                                                       /*may_be_empty=*/progress_.skipped > 0));
+    const double train_seconds = Seconds();
     const double samples = info.metrics["train_samples"];
     info.metrics.erase("train_samples");
     LOCKSTEP_ASSIGN_OR_RETURN(auto validated, Evaluate(*pieces_.validation, "val_"));
@@ -135,7 +173,7 @@ class Trainer {
     const LossScaler& scaler = *pieces_.state.scaler;
     if (const double scale = scaler.scale(); scaler.dynamic() || scale != 1) {
       info.metrics["loss_scale"] = scale;
-      info.metrics["skipped_steps"] = static_cast<double>(skipped_);
+      info.metrics["skipped_steps"] = static_cast<double>(progress_.skipped);
     }
     if (pieces_.scheduler != nullptr && !options_.schedule_each_step) pieces_.scheduler->step();
 
@@ -146,33 +184,41 @@ class Trainer {
     info.improved = AnyRank(mine->improved, pieces_.group);
     info.metrics["stop_counter"] = pieces_.state.stop->counter();
     info.metrics["images_per_second"] = samples / train_seconds;
-    info.metrics["seconds"] = Seconds(start);
+    info.metrics["seconds"] = Seconds();
     Tell([&](TrainObserver& o) { o.OnValidated(info); });
     if (info.improved) LOCKSTEP_RETURN_IF_ERROR(Save(options_.best_path, epoch));
     LOCKSTEP_RETURN_IF_ERROR(Save(options_.last_path, epoch));
     Tell([&](TrainObserver& o) { o.OnEpochEnd(info); });
+    BeginEpoch(epoch + 1);
+    const CheckpointPace::Due due = pace_.AfterEpoch(epoch);
+    const bool over = stop || epoch == options_.epochs;
+    if (due.save || due.stop || over) LOCKSTEP_RETURN_IF_ERROR(SaveRun(epoch, info.metrics));
+    if (due.stop && !over) return StopOnSignal(absl::StrCat("after epoch ", epoch));
     if (stop) Tell([&](TrainObserver& o) { o.OnStopped(pieces_.state.stop->reason()); });
     return stop;
   }
 
-  absl::Status TrainEpoch(size_t epoch, Clock::time_point start, MetricSums& sums) {
+  absl::Status TrainEpoch() {
     pieces_.wrapper->train();
-    pieces_.train->StartEpoch(epoch - 1);
-    StepInfo info;
-    info.epoch = epoch;
-    info.epochs = options_.epochs;
-    const size_t window = options_.gradients.accumulate;
-    info.steps = (pieces_.train->num_batches() + window - 1) / window;
-    skipped_ = 0;
     BatchStream<Batch> batches(*pieces_.train, pieces_.joinables, pieces_.group, options_.join);
-    MetricSums of_step;
-    for (size_t in_window = 0; Batch* batch = batches.Next();) {
-      if (in_window == 0) {
+    LOCKSTEP_RETURN_IF_ERROR(StartPass(batches));
+    const auto device = pieces_.checkpointer == nullptr ? std::nullopt : std::optional(options_.device);
+    start_ =
+        Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(progress_.seconds));
+    StepInfo info;
+    info.epoch = progress_.epoch;
+    info.epochs = options_.epochs;
+    info.step = progress_.step;
+    info.samples = progress_.samples;
+    const size_t window = options_.gradients.accumulate;
+    info.steps = progress_.steps_before_pass + (pieces_.train->num_batches() + window - 1) / window;
+    while (Batch* batch = batches.Next(device)) {
+      if (gradients_.batches() == 0) {
         Tell([](TrainObserver& o) { o.OnStepStart(); });
         gradients_.Begin();
-        of_step = {};
+        progress_.of_step = {};
       }
-      const bool last = ++in_window == window || batches.is_last();
+      const bool last = gradients_.batches() + 1 == window || batches.is_last();
       StepOutput output;
       {
         const auto no_sync = gradients_.ForwardGuard(last);
@@ -181,32 +227,96 @@ class Trainer {
       }
       gradients_.Backward(output, last, batches.counts());
       if (batches.counts()) {
-        info.samples += output.samples;
-        Count(output, of_step);
+        progress_.samples = info.samples += output.samples;
+        ++progress_.batches;
+        Count(output, progress_.of_step);
       }
-      if (!last) continue;
-      in_window = 0;
-      LOCKSTEP_RETURN_IF_ERROR(Step(info, start));
-      if (info.stepped) sums.Add(of_step);
+      if (last) LOCKSTEP_RETURN_IF_ERROR(Step(info));
+      // A join's windows are its own to keep: it is left between steps only.
+      if (last || pieces_.joinables.empty()) LOCKSTEP_RETURN_IF_ERROR(AfterBatch(batches, last));
     }
     return finite_.Check();
   }
 
   /// The step after a window of batches.
-  absl::Status Step(StepInfo& info, Clock::time_point start) {
+  absl::Status Step(StepInfo& info) {
     info.stepped = gradients_.Step();
-    ++info.step;
-    info.skipped = skipped_ += info.stepped ? 0 : 1;
+    progress_.step = ++info.step;
+    ++progress_.total_steps;
+    info.skipped = progress_.skipped += info.stepped ? 0 : 1;
     info.grad_norm = gradients_.grad_norm();
     const at::Tensor loss = gradients_.loss();
     LOCKSTEP_RETURN_IF_ERROR(finite_.AddStep(info.stepped, info.epoch, info.step, loss, info.grad_norm));
     if (loss.defined()) info.loss = loss;
     info.loss_value.reset();
-    info.seconds = Seconds(start);
+    info.seconds = Seconds();
     info.learning_rate = LearningRate();
     info.scaler = pieces_.state.scaler;
     Tell([&](TrainObserver& o) { o.OnStepEnd(info); });
     if (options_.schedule_each_step && info.stepped && pieces_.scheduler != nullptr) pieces_.scheduler->step();
+    if (info.stepped) progress_.sums.Add(progress_.of_step);
+    return absl::OkStatus();
+  }
+
+  absl::Status AfterBatch(const BatchStream<Batch>& batches, bool ends_step) {
+    const CheckpointPace::Due due = pace_.AfterBatch(ends_step, progress_.total_steps);
+    if (!due.save && !due.stop) return absl::OkStatus();
+    progress_.generators_before_batch = batches.generators_before_next();
+    LOCKSTEP_RETURN_IF_ERROR(SaveRun(progress_.epoch, {}));
+    if (!due.stop) return absl::OkStatus();
+    return StopOnSignal(absl::StrCat("in epoch ", progress_.epoch, " after step ", progress_.step));
+  }
+
+  // Checkpoints.
+
+  RunParts Parts() { return {pieces_.state, pieces_.scheduler, pieces_.ddp, &gradients_}; }
+
+  void BeginEpoch(size_t epoch) {
+    const size_t total_steps = progress_.total_steps;
+    progress_ = RunProgress();
+    progress_.epoch = epoch;
+    progress_.total_steps = total_steps;
+  }
+
+  /// Saves, unless there is nothing to save with, what Resume needs.
+  absl::Status SaveRun(size_t epoch, const std::map<std::string, double>& metrics) {
+    if (pieces_.checkpointer == nullptr) return absl::OkStatus();
+    LOCKSTEP_RETURN_IF_ERROR(finite_.Check());  // no checkpoint of a run that is lost already
+    progress_.skipped_row = finite_.state();
+    progress_.window = gradients_.SaveState(*pieces_.state.module);
+    progress_.generators = GeneratorsState(options_.device);
+    if (progress_.in_epoch) {
+      progress_.seconds = Seconds();
+      const auto taken = pieces_.train->SamplesIn(progress_.batches);
+      progress_.taken = taken ? Value(static_cast<int64_t>(*taken)) : Value();
+    }
+    LOCKSTEP_ASSIGN_OR_RETURN(const Value state, SaveRunState(Parts(), progress_, options_.config, pieces_.group));
+    pace_.Saved();
+    return pieces_.checkpointer->Save(state, {epoch, progress_.total_steps, metrics});
+  }
+
+  absl::Status StopOnSignal(const std::string& when) {
+    if (pieces_.checkpointer != nullptr) LOCKSTEP_RETURN_IF_ERROR(pieces_.checkpointer->Wait());
+    return EndWithCode(options_.stop_exit_code,
+                       absl::StrCat("stopped by a signal ", when,
+                                    pieces_.checkpointer == nullptr ? "; there is no checkpoint to go on from"
+                                                                    : "; to be resumed from the latest checkpoint"));
+  }
+
+  /// The epoch's pass over the batches, or what is left of it.
+  absl::Status StartPass(BatchStream<Batch>& batches) {
+    const auto resumed = std::exchange(resumed_, std::nullopt);
+    if (resumed && progress_.in_epoch) {
+      LOCKSTEP_ASSIGN_OR_RETURN(const bool goes_on, ContinuePass(*pieces_.train, batches, *resumed, progress_,
+                                                                 options_.device, pieces_.group));
+      if (goes_on) return absl::OkStatus();
+      LogEpochAgain(progress_.epoch, pieces_.group);
+      gradients_.Begin();
+    }
+    BeginEpoch(progress_.epoch);
+    progress_.in_epoch = true;
+    if (pieces_.checkpointer != nullptr) progress_.generators_at_start = GeneratorsState(options_.device);
+    pieces_.train->StartEpoch(progress_.epoch - 1);
     return absl::OkStatus();
   }
 
@@ -229,7 +339,8 @@ class Trainer {
 
   double LearningRate() const { return pieces_.state.optimizer->param_groups().front().options().get_lr(); }
 
-  static double Seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
+  /// Since the epoch's training began, without the time in which the run stood still.
+  double Seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
   /// What an observer throws now must not hide what it is told.
   void TellException(const std::string& what) {
@@ -250,7 +361,10 @@ class Trainer {
   TrainerOptions options_;
   GradientStep gradients_;
   FiniteCheck finite_;
-  size_t skipped_ = 0;  // steps of this epoch
+  CheckpointPace pace_;
+  RunProgress progress_;
+  std::optional<LoadedRun> resumed_;  // until Fit has taken it up
+  Clock::time_point start_ = Clock::now();
 };
 
 }  // namespace lockstep

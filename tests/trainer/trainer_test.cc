@@ -187,10 +187,11 @@ TEST(Trainer, ResumesAsIfItHadNotStopped) {
   first.options.last_path = path;
   ASSERT_TRUE(Trainer<TensorBatch>(first.pieces, first.options).Fit().ok());
   Barrier(Group());
-  const auto epoch = LoadTrainingState(*LoadPth(path), second.pieces.state);
-  ASSERT_TRUE(epoch.ok()) << epoch.status();
-  second.options.first_epoch = *epoch + 1;
-  ASSERT_TRUE(Trainer<TensorBatch>(second.pieces, second.options).Fit().ok());
+  Trainer<TensorBatch> rest(second.pieces, second.options);
+  const absl::Status resumed = rest.Resume(*LoadPth(path));
+  ASSERT_TRUE(resumed.ok()) << resumed;
+  EXPECT_EQ(rest.epoch(), 3);
+  ASSERT_TRUE(rest.Fit().ok());
   EXPECT_EQ(second.counter.epochs, 2);
   EXPECT_EQ(second.counter.last["val_loss"], whole.counter.last["val_loss"]);
   EXPECT_TRUE(second.layer->weight.equal(whole.layer->weight));

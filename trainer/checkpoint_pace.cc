@@ -1,0 +1,43 @@
+#include "lockstep/trainer/checkpoint_pace.h"
+
+#include <utility>
+
+namespace lockstep {
+
+CheckpointPace::CheckpointPace(CheckpointIntervals intervals, const StopSignals* signals, ProcessGroupPtr group)
+    : intervals_(intervals), signals_(signals), group_(std::move(group)), flags_(group_) {}
+
+LaggingFlags::Flags CheckpointPace::Mine() const {
+  const std::chrono::duration<double> since = std::chrono::steady_clock::now() - saved_;
+  return {signals_ != nullptr && signals_->received() != 0,
+          intervals_.minutes > 0 && GetRank(group_) == 0 && since.count() >= intervals_.minutes * 60};
+}
+
+CheckpointPace::Due CheckpointPace::AfterBatch(bool ends_step, size_t steps) {
+  Due due;
+  if (signals_ != nullptr || intervals_.minutes > 0) {
+    const auto [stop, minutes] = flags_.Exchange(Mine());
+    due.stop = stop;
+    minutes_due_ |= minutes;
+  }
+  due.save = ends_step && (minutes_due_ || (intervals_.steps > 0 && steps % intervals_.steps == 0));
+  return due;
+}
+
+CheckpointPace::Due CheckpointPace::AfterEpoch(size_t epoch) {
+  Due due;
+  if (signals_ != nullptr || intervals_.minutes > 0) {
+    const auto before = flags_.Exchange(Mine()), now = flags_.Finish();
+    due.stop = before[0] || now[0];
+    minutes_due_ |= before[1] || now[1];
+  }
+  due.save = minutes_due_ || (intervals_.epochs > 0 && epoch % intervals_.epochs == 0);
+  return due;
+}
+
+void CheckpointPace::Saved() {
+  saved_ = std::chrono::steady_clock::now();
+  minutes_due_ = false;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "lockstep/checkpoint/value.h"
+#include "lockstep/comm/collectives.h"
+#include "lockstep/ddp/distributed_data_parallel_base.h"
+#include "lockstep/samplers/epoch_part.h"
+#include "lockstep/trainer/gradient_step.h"
+#include "lockstep/trainer/run_progress.h"
+#include "lockstep/trainer/training_state.h"
+
+namespace lockstep {
+
+/// Everything that has a state in a run of the trainer. Nothing is owned; scheduler and ddp may be null.
+struct RunParts {
+  TrainingParts state;
+  torch::optim::LRScheduler* scheduler = nullptr;
+  DistributedDataParallelBase* ddp = nullptr;
+  GradientStep* gradients = nullptr;
+};
+
+/// The training state (see SaveTrainingState) and with it, under "run": {"version", "config", "progress", "schedule",
+/// "reducer"}, so that a run goes on from any batch as if it had not stopped. Whole on rank 0. Collective.
+absl::StatusOr<Value> SaveRunState(const RunParts& parts, const RunProgress& progress, const std::string& config,
+                                   const ProcessGroupPtr& group);
+
+struct LoadedRun {
+  RunProgress progress;
+  size_t world_size = 0;          ///< Of the ranks that saved it.
+  std::optional<EpochPart> part;  ///< What those took in their last pass; nothing if their source didn't know.
+};
+
+/// Puts it back. Of a training state alone: goes on with the epoch after it. What can't be kept, as in a world of
+/// another size, is said in rank 0's log. The same result on all ranks. Errors as LoadTrainingState's. Collective.
+absl::StatusOr<LoadedRun> LoadRunState(const Value& checkpoint, const RunParts& parts, const ProcessGroupPtr& group);
+
+/// Gives this rank the random generators that it had; one that the saving world had not gets its own, from seed, rank
+/// and step.
+absl::Status TakeGenerators(const LoadedRun& loaded, const RunProgress& progress, c10::DeviceType device, uint64_t seed,
+                            const ProcessGroupPtr& group);
+
+/// Rank 0 says that an epoch begins again since nobody knows what is left of it.
+void LogEpochAgain(size_t epoch, const ProcessGroupPtr& group);
+
+}  // namespace lockstep

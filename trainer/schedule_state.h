@@ -1,0 +1,17 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
+
+#include "lockstep/checkpoint/value.h"
+
+namespace lockstep {
+
+/// {"step_count"} of one of LibTorch's schedulers (the learning rates are in the optimizer's state); what a scheduler
+/// says itself that is Stateful.
+Value ScheduleState(torch::optim::LRScheduler& scheduler);
+
+/// InvalidArgument, and nothing is changed, for what is no such state.
+absl::Status LoadScheduleState(const Value& state, torch::optim::LRScheduler& scheduler);
+
+}  // namespace lockstep
