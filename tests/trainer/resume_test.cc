@@ -1,0 +1,495 @@
+// Runs that stop and go on at every batch, against runs that never stopped, bit for bit.
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/schedulers/step_lr.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "lockstep/amp/grad_scaler.h"
+#include "lockstep/base/exit_code.h"
+#include "lockstep/checkpoint/checkpoint_writer.h"
+#include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/checkpoint/early_stopping.h"
+#include "lockstep/checkpoint/pth.h"
+#include "lockstep/comm/process_group.h"
+#include "lockstep/comm/texts.h"
+#include "lockstep/data/tensor_loader.h"
+#include "lockstep/ddp/distributed_data_parallel.h"
+#include "lockstep/ddp/power_sgd_hook.h"
+#include "lockstep/samplers/distributed_sampler.h"
+#include "lockstep/trainer/stop_signals.h"
+#include "lockstep/trainer/trainer.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+const ProcessGroupPtr& World() {
+  static const ProcessGroupPtr group = InitProcessGroup().value();
+  return group;
+}
+
+/// An empty folder, the same on all ranks.
+std::string Folder() {
+  std::string mine;
+  if (GetRank(World()) == 0) {
+    const char* base = std::getenv("TEST_TMPDIR");
+    mine = std::string(base == nullptr ? "/tmp" : base) + "/resume.XXXXXX";
+    mine = mkdtemp(mine.data());
+  }
+  return BroadcastString(mine, World());
+}
+
+/// Draws its samples when they are fetched, and something when a pass starts.
+class DrawnBatches : public BatchSource<TensorBatch> {
+ public:
+  void StartEpoch(size_t) override {
+    at::rand({1});
+    left_ = 5;
+  }
+  std::optional<TensorBatch> Next() override {
+    if (left_-- <= 0) return std::nullopt;
+    const at::Tensor x = at::randn({3, 6});
+    return TensorBatch{x, at::zeros({3}, at::kLong)};
+  }
+
+ private:
+  int left_ = 0;
+};
+
+struct Scenario {
+  std::string name;
+  bool autocast = false, scaler = false, hook = false, drawn = false, static_graph = false, background = true;
+  size_t accumulate = 1, batch_size = 3, prefetch = 2;
+  int64_t samples = 46;
+  bool drop_last = false;
+  size_t epochs = 2;
+};
+
+/// Sees everything that a run does.
+struct Seen : TrainObserver {
+  void OnStepEnd(StepInfo& info) override {
+    steps.push_back({info.epoch, info.step});
+    losses.push_back(info.LossValue());
+    rates.push_back(info.learning_rate);
+  }
+  void OnValidated(const EpochInfo& info) override {
+    metrics[info.epoch] = info.metrics;
+    for (const char* measured : {"images_per_second", "seconds"}) metrics[info.epoch].erase(measured);
+  }
+  std::vector<std::pair<size_t, size_t>> steps;
+  std::vector<double> losses, rates;
+  std::map<size_t, std::map<std::string, double>> metrics;
+};
+
+class SmallRun {
+ public:
+  SmallRun(const Scenario& scenario, const std::string& folder, ProcessGroupPtr group = World())
+      : scenario_(scenario), group_(std::move(group)) {
+    torch::manual_seed(7);
+    net_ = torch::nn::Sequential(torch::nn::Linear(6, 40), torch::nn::Dropout(0.3), torch::nn::Linear(40, 20),
+                                 torch::nn::Linear(20, 1));
+    torch::manual_seed(100 + GetRank(group_));
+    DistributedDataParallelOptions options;
+    options.reducer.bucket_cap_bytes = options.reducer.first_bucket_cap_bytes = 1500;
+    options.reducer.static_graph = scenario.static_graph;
+    if (scenario.hook) {
+      std::vector<NamedParameter> named;
+      for (const auto& one : net_->named_parameters()) named.push_back({one.key(), one.value()});
+      PowerSgdOptions power;
+      power.start_step = 3;
+      power.min_compression_rate = 1;
+      options.reducer.hook = std::make_shared<PowerSgdHook>(named, group_, power);
+    }
+    ddp_ = std::make_unique<DistributedDataParallel<torch::nn::SequentialImpl>>(net_.ptr(), group_, options);
+    optimizer_ = std::make_unique<torch::optim::Adam>(net_->parameters(), torch::optim::AdamOptions(0.02));
+    scheduler_ = std::make_unique<torch::optim::StepLR>(*optimizer_, 3, 0.7);
+    GradScalerOptions scaling;
+    scaling.enabled = scenario.scaler;
+    scaling.growth_interval = 3;
+    scaling.group = group_;
+    scaler_ = std::make_unique<GradScaler>(scaling);
+    EarlyStoppingOptions stopping;
+    stopping.monitor = "val_loss";
+    stopping_ = std::make_unique<EarlyStopping>(stopping);
+
+    torch::manual_seed(7);
+    const at::Tensor x = at::randn({scenario.samples, 6});
+    torch::manual_seed(100 + GetRank(group_));
+    const auto loader = [&](bool train) {
+      DistributedSamplerOptions sampling;
+      sampling.shuffle = sampling.pad = train;
+      sampling.drop_last = train && scenario.drop_last;
+      TensorLoaderOptions loading;
+      loading.batch_size = scenario.batch_size;
+      loading.prefetch = scenario.prefetch;
+      DistributedSampler sampler(scenario.samples, GetWorldSize(group_), GetRank(group_), sampling);
+      return std::make_unique<TensorLoader>(x, at::arange(scenario.samples), sampler, loading);
+    };
+    train_ = loader(true);
+    validation_ = loader(false);
+
+    pieces.state = {net_.ptr().get(), optimizer_.get(), scaler_.get(), stopping_.get()};
+    pieces.wrapper = pieces.ddp = ddp_.get();
+    pieces.train_step = [this](TensorBatch& batch) {
+      for (int64_t i = 0; i < batch.target.numel(); ++i) taken.push_back(batch.target[i].item<int64_t>());
+      return Step(batch);
+    };
+    pieces.eval_step = [this](TensorBatch& batch) { return Step(batch); };
+    pieces.train = scenario.drawn ? static_cast<BatchSource<TensorBatch>*>(&drawn_) : train_.get();
+    pieces.validation = validation_.get();
+    pieces.scheduler = scheduler_.get();
+    pieces.observers = {&seen};
+    pieces.group = group_;
+    this->options.epochs = scenario.epochs;
+    this->options.schedule_each_step = true;
+    this->options.gradients.accumulate = scenario.accumulate;
+    if (scenario.autocast) this->options.autocast = at::kBFloat16;
+    if (folder.empty()) return;
+    CheckpointerOptions saving;
+    saving.folder = folder;
+    saving.keep_last = 0;
+    saving.background = scenario.background;
+    checkpointer_ = std::make_unique<Checkpointer>(saving, writer_, group_);
+    pieces.checkpointer = checkpointer_.get();
+  }
+
+  absl::Status Fit(const std::string& from = "") {
+    Trainer<TensorBatch> trainer(pieces, options);
+    if (!from.empty()) {
+      const auto checkpoint = LoadPth(from);
+      if (!checkpoint.ok()) return checkpoint.status();
+      if (const absl::Status status = trainer.Resume(*checkpoint); !status.ok()) return status;
+      first_steps = trainer.step();
+    }
+    return trainer.Fit();
+  }
+
+  Trainer<TensorBatch>::Pieces pieces;
+  TrainerOptions options;
+  Seen seen;
+  std::vector<int64_t> taken;  // samples trained on, in order
+  size_t first_steps = 0;
+  torch::nn::Sequential net_{nullptr};
+
+  /// The same end as a run that did not stop.
+  void ExpectEndOf(const SmallRun& whole) const {
+    for (size_t i = 0; i < net_->parameters().size(); ++i) {
+      EXPECT_TRUE(net_->parameters()[i].equal(whole.net_->parameters()[i])) << "parameter " << i;
+    }
+    const size_t n = seen.losses.size(), all = whole.seen.losses.size();
+    ASSERT_LE(n, all);
+    for (size_t i = 0; i < n; ++i) {
+      EXPECT_EQ(seen.losses[i], whole.seen.losses[all - n + i]) << i;
+      EXPECT_EQ(seen.rates[i], whole.seen.rates[all - n + i]) << i;
+      EXPECT_EQ(seen.steps[i], whole.seen.steps[all - n + i]) << i;
+    }
+    for (const auto& [epoch, metrics] : seen.metrics) EXPECT_EQ(metrics, whole.seen.metrics.at(epoch)) << epoch;
+    ASSERT_LE(taken.size(), whole.taken.size());
+    EXPECT_TRUE(std::equal(taken.rbegin(), taken.rend(), whole.taken.rbegin()));
+  }
+
+ private:
+  StepOutput Step(TensorBatch& batch) {
+    const at::Tensor error = (ddp_->forward(batch.data).squeeze(1) - batch.data.sum(1)).square();
+    return {error.mean(), batch.target.size(0), {{"ones", at::ones_like(error).sum()}}};
+  }
+
+  const Scenario scenario_;
+  const ProcessGroupPtr group_;
+  std::unique_ptr<DistributedDataParallel<torch::nn::SequentialImpl>> ddp_;
+  std::unique_ptr<torch::optim::Adam> optimizer_;
+  std::unique_ptr<torch::optim::StepLR> scheduler_;
+  std::unique_ptr<GradScaler> scaler_;
+  std::unique_ptr<EarlyStopping> stopping_;
+  std::unique_ptr<TensorLoader> train_, validation_;
+  DrawnBatches drawn_;
+  PthWriter writer_;
+  std::unique_ptr<Checkpointer> checkpointer_;
+};
+
+std::vector<Scenario> Scenarios() {
+  Scenario plain{"plain"};
+  Scenario amp{"amp", true, true};
+  Scenario accumulation{"accumulation"};
+  accumulation.accumulate = 3;
+  accumulation.scaler = true;
+  Scenario hook{"hook"};
+  hook.hook = true;
+  hook.background = false;
+  Scenario drawn{"drawn"};
+  drawn.drawn = true;
+  Scenario fixed{"static graph"};
+  fixed.static_graph = true;
+  fixed.prefetch = 0;
+  return {plain, amp, accumulation, hook, drawn, fixed};
+}
+
+TEST(Resume, FromAnyStepEqualsARunThatDidNotStop) {
+  for (const Scenario& scenario : Scenarios()) {
+    SCOPED_TRACE(scenario.name);
+    const std::string folder = Folder();
+    SmallRun whole(scenario, "");
+    ASSERT_TRUE(whole.Fit().ok());
+    SmallRun saving(scenario, folder);
+    saving.options.checkpoints.steps = 1;
+    const absl::Status saved = saving.Fit();
+    ASSERT_TRUE(saved.ok()) << saved;
+    saving.ExpectEndOf(whole);  // saving changes nothing
+    Barrier(World());
+    size_t files = 0;
+    for (size_t step = 1; fs::exists(folder + "/step-" + std::to_string(step) + ".pth"); ++step, ++files) {
+      SCOPED_TRACE(step);
+      SmallRun rest(scenario, "");
+      const absl::Status status = rest.Fit(folder + "/step-" + std::to_string(step) + ".pth");
+      ASSERT_TRUE(status.ok()) << status;
+      rest.ExpectEndOf(whole);
+      EXPECT_EQ(rest.seen.losses.size(), whole.seen.losses.size() - step);
+    }
+    EXPECT_EQ(files, whole.seen.losses.size());
+  }
+}
+
+/// Sends a signal to one rank's own process before the n-th batch.
+std::function<StepOutput(TensorBatch&)> Signalling(SmallRun& run, int at, int rank, int signal) {
+  return [inner = run.pieces.train_step, at, rank, signal, n = 0](TensorBatch& batch) mutable {
+    if (++n == at && GetRank(World()) == rank) raise(signal);
+    return inner(batch);
+  };
+}
+
+TEST(Resume, ASignalToOneRankSavesOnAllAfterTheSameBatchAlsoInsideAStep) {
+  Scenario scenario = Scenarios()[2];  // steps of three batches
+  SmallRun whole(scenario, "");
+  ASSERT_TRUE(whole.Fit().ok());
+  for (int at = 1; at <= 5; ++at) {
+    SCOPED_TRACE(at);
+    const std::string folder = Folder();
+    SmallRun first(scenario, folder);
+    const StopSignals signals;
+    first.pieces.signals = &signals;
+    first.options.stop_exit_code = 76;
+    first.pieces.train_step = Signalling(first, at, GetWorldSize(World()) - 1, at % 2 == 0 ? SIGTERM : SIGUSR1);
+    const absl::Status stopped = first.Fit();
+    EXPECT_EQ(ExitCodeOf(stopped), 76) << stopped;
+    EXPECT_NE(std::string(stopped.message()).find("to be resumed"), std::string::npos) << stopped;
+    Barrier(World());
+    const auto latest = Checkpointer::Latest(folder);
+    ASSERT_TRUE(latest.ok()) << latest.status();
+    SmallRun rest(scenario, "");
+    const absl::Status status = rest.Fit(*latest);
+    ASSERT_TRUE(status.ok()) << status;
+    rest.ExpectEndOf(whole);
+    EXPECT_EQ(first.taken.size() + rest.taken.size(), whole.taken.size());
+    Barrier(World());
+  }
+}
+
+TEST(Resume, ASignalWithoutACheckpointerStopsAndSaysThatNothingIsSaved) {
+  SmallRun run(Scenarios()[0], "");
+  const StopSignals signals;
+  run.pieces.signals = &signals;
+  run.pieces.train_step = Signalling(run, 1, 0, SIGINT);
+  const absl::Status stopped = run.Fit();
+  EXPECT_EQ(ExitCodeOf(stopped), 75);
+  EXPECT_NE(std::string(stopped.message()).find("there is no checkpoint"), std::string::npos) << stopped;
+  EXPECT_LE(run.seen.losses.size(), 2);
+}
+
+/// The first ranks of the world; null for a world of one.
+std::optional<ProcessGroupPtr> FirstRanks(int n) {
+  if (GetRank(World()) >= n) return std::nullopt;
+  std::vector<int> ranks;
+  for (int i = 0; i < n; ++i) ranks.push_back(i);
+  return n == 1 ? ProcessGroupPtr() : n == GetWorldSize(World()) ? World() : NewSubGroup(World(), ranks).value();
+}
+
+/// All samples that the ranks have trained on.
+std::multiset<int64_t> All(const std::vector<int64_t>& mine) {
+  std::string text;
+  for (int64_t i : mine) text += std::to_string(i) + " ";
+  std::multiset<int64_t> all;
+  for (const auto& of_rank : AllGatherString(text, World())) {
+    std::istringstream numbers(of_rank);
+    for (int64_t i; numbers >> i;) all.insert(i);
+  }
+  return all;
+}
+
+TEST(Resume, OtherWorldsSeeTheRestOfTheEpochOnce) {
+  const int world = GetWorldSize(World());
+  if (world < 4) GTEST_SKIP() << "for 4 ranks";
+  Scenario scenario = Scenarios()[0];
+  scenario.epochs = 1;
+  scenario.samples = 48;
+  scenario.batch_size = 2;
+  // In turn, with how many batches each world takes before it stops.
+  for (const std::vector<std::pair<int, int>>& worlds :
+       {std::vector<std::pair<int, int>>{{4, 2}, {2, 100}}, {{1, 5}, {4, 100}}, {{2, 3}, {4, 2}, {1, 3}, {3, 100}}}) {
+    const std::string folder = Folder();
+    std::vector<int64_t> taken;
+    std::string from;
+    for (const auto& [ranks, batches] : worlds) {
+      SCOPED_TRACE(ranks);
+      if (const auto group = FirstRanks(ranks)) {
+        SmallRun run(scenario, folder, *group);
+        const StopSignals signals;
+        run.pieces.signals = &signals;
+        run.pieces.train_step = Signalling(run, batches, 0, SIGTERM);
+        const absl::Status status = run.Fit(from);
+        EXPECT_TRUE(status.ok() || ExitCodeOf(status)) << status;
+        taken.insert(taken.end(), run.taken.begin(), run.taken.end());
+        if (status.ok()) {
+          const double mean = run.seen.metrics.at(1).at("train_ones");
+          EXPECT_EQ(mean, 1);  // over the samples of all worlds
+        }
+      }
+      Barrier(World());
+      from = *Checkpointer::Latest(folder);
+    }
+    const auto all = All(taken);
+    EXPECT_EQ(all.size(), 48) << "none to pad or drop";
+    for (int64_t i = 0; i < 48; ++i) EXPECT_EQ(all.count(i), 1) << i;
+  }
+}
+
+TEST(Resume, AnotherWorldFinishesAnUnfinishedStepWithAllItsGradients) {
+  const int world = GetWorldSize(World());
+  if (world < 4) GTEST_SKIP() << "for 4 ranks";
+  Scenario scenario = Scenarios()[0];
+  scenario.epochs = 1;
+  scenario.samples = 24;
+  scenario.batch_size = 2;
+  scenario.accumulate = 3;
+  for (const bool weighted : {false, true}) {
+    const std::string folder = Folder();
+    const auto two = FirstRanks(2);
+    double before = 0, after = 0;
+    if (two) {
+      SmallRun first(scenario, folder, *two);
+      first.options.gradients.weight_by_samples = weighted;
+      const StopSignals signals;
+      first.pieces.signals = &signals;
+      first.pieces.train_step = Signalling(first, 1, 0, SIGTERM);  // is answered after the second batch
+      ASSERT_TRUE(ExitCodeOf(first.Fit()));
+      EXPECT_EQ(first.taken.size(), 4);
+      for (const auto& p : first.net_->parameters()) before += p.grad().sum().item<double>() / (weighted ? 1 : 2);
+    }
+    Barrier(World());
+    SmallRun rest(scenario, "", World());
+    rest.options.gradients.weight_by_samples = weighted;
+    rest.pieces.train_step = [&, inner = rest.pieces.train_step, n = 0](TensorBatch& batch) mutable {
+      if (n++ == 0) {
+        for (const auto& p : rest.net_->parameters()) {
+          if (p.grad().defined()) after += p.grad().sum().item<double>() / (weighted ? 1 : world);
+        }
+      }
+      return inner(batch);
+    };
+    const absl::Status status = rest.Fit(*Checkpointer::Latest(folder));
+    ASSERT_TRUE(status.ok()) << status;
+    at::Tensor sums = at::tensor({before, after}, at::kDouble);
+    AllReduce(sums, World());
+    EXPECT_NEAR(sums[0].item<double>(), sums[1].item<double>(), 1e-5);
+    EXPECT_EQ(rest.seen.metrics.at(1).at("train_ones"), 1);
+    EXPECT_EQ(rest.seen.steps.front(), (std::pair<size_t, size_t>{1, 1}));
+  }
+}
+
+TEST(Resume, ASourceThatCannotTellWhatIsLeftBeginsItsEpochAgain) {
+  const int world = GetWorldSize(World());
+  if (world < 2) GTEST_SKIP() << "for 2 ranks";
+  Scenario scenario = Scenarios()[4];
+  const std::string folder = Folder();
+  if (const auto one = FirstRanks(1)) {
+    SmallRun first(scenario, folder, *one);
+    const StopSignals signals;
+    first.pieces.signals = &signals;
+    first.pieces.train_step = Signalling(first, 7, 0, SIGTERM);
+    ASSERT_TRUE(ExitCodeOf(first.Fit()));
+  }
+  Barrier(World());
+  SmallRun rest(scenario, "");
+  const absl::Status status = rest.Fit(*Checkpointer::Latest(folder));
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(rest.seen.steps.front(), (std::pair<size_t, size_t>{2, 1}));
+  EXPECT_EQ(rest.seen.losses.size(), 5);
+}
+
+TEST(Resume, OtherBatchSizesShareOutTheRest) {
+  Scenario scenario = Scenarios()[0];
+  scenario.epochs = 1;
+  scenario.samples = 48;
+  scenario.batch_size = 2;
+  const std::string folder = Folder();
+  SmallRun first(scenario, folder);
+  const StopSignals signals;
+  first.pieces.signals = &signals;
+  first.pieces.train_step = Signalling(first, 2, 0, SIGTERM);
+  ASSERT_TRUE(ExitCodeOf(first.Fit()));
+  Barrier(World());
+  scenario.batch_size = 1;
+  SmallRun rest(scenario, "");
+  const absl::Status status = rest.Fit(*Checkpointer::Latest(folder));
+  ASSERT_TRUE(status.ok()) << status;
+  auto taken = first.taken;
+  taken.insert(taken.end(), rest.taken.begin(), rest.taken.end());
+  const auto all = All(taken);
+  for (int64_t i = 0; i < 48; ++i) EXPECT_EQ(all.count(i), 1) << i;
+}
+
+TEST(Resume, RefusesDataWithFewerBatches) {
+  Scenario scenario = Scenarios()[0];
+  const std::string folder = Folder();
+  SmallRun first(scenario, folder);
+  first.options.checkpoints.steps = 1;
+  ASSERT_TRUE(first.Fit().ok());
+  Barrier(World());
+  scenario.samples = 4 * GetWorldSize(World());
+  SmallRun rest(scenario, "");
+  const absl::Status status = rest.Fit(folder + "/step-3.pth");
+  EXPECT_NE(std::string(status.message()).find("fewer batches than the 3"), std::string::npos) << status;
+}
+
+TEST(Resume, SavesByMinutesAndAtTheEnd) {
+  const std::string folder = Folder();
+  Scenario scenario = Scenarios()[0];
+  scenario.background = false;
+  SmallRun run(scenario, folder);
+  run.options.checkpoints = {0, 0, 1e-9};  // always due, but known one step later
+  ASSERT_TRUE(run.Fit().ok());
+  Barrier(World());
+  for (size_t step = 2; step <= run.seen.losses.size() / 2; ++step) {
+    EXPECT_TRUE(fs::exists(folder + "/step-" + std::to_string(step) + ".pth")) << step;
+  }
+  EXPECT_FALSE(fs::exists(folder + "/step-1.pth"));
+  EXPECT_TRUE(fs::exists(folder + "/step-" + std::to_string(run.seen.losses.size()) + ".pth"));
+  const std::string only_last = Folder();
+  SmallRun last(scenario, only_last);
+  last.options.checkpoints = {0, 0, 0};
+  ASSERT_TRUE(last.Fit().ok());
+  Barrier(World());
+  size_t files = 0;
+  for (const auto& entry : fs::directory_iterator(only_last)) files += entry.path().extension() == ".pth" ? 1 : 0;
+  EXPECT_EQ(files, 1);
+}
+
+}  // namespace
+}  // namespace lockstep
