@@ -1,11 +1,14 @@
 // Starts one process per rank on this host, as torchrun does:
-//   lockstep_run --nproc_per_node=2 [--standalone] [--master_addr=HOST] [--master_port=PORT] PROGRAM [ARGUMENTS]
+//   lockstep_run --nproc_per_node=2 [--standalone] [--master_addr=HOST] [--master_port=PORT]
+//     [--max_restarts=N] [--stop_grace=SECONDS] PROGRAM [ARGUMENTS]
 
 #include <absl/status/status.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <map>
 #include <string>
@@ -23,6 +26,11 @@ constexpr char kUsage[] =
     "  --standalone          meet on a free port of this host, whatever --master_addr and --master_port say\n"
     "  --master_addr=HOST    host of rank 0 (default localhost)\n"
     "  --master_port=PORT    port of rank 0's store (default 29500; 0: a free one)\n"
+    "  --max_restarts=N      start all ranks again after a failure, so often (default 0)\n"
+    "  --stop_grace=SECONDS  that ranks have to end by themselves after SIGTERM, SIGINT or SIGHUP, which are passed on "
+    "to\n"
+    "                        them (default 30); a second signal ends them at once\n"
+    "Ranks that end with code 75 have been stopped and want to be started again later: that is no failure.\n"
     "Hyphens may stand for underscores, and a value may be an argument of its own.\n";
 
 int Fail(const std::string& message) {
@@ -33,8 +41,9 @@ int Fail(const std::string& message) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::map<std::string, std::string> values = {
-      {"nproc_per_node", "1"}, {"master_addr", "localhost"}, {"master_port", "29500"}, {"standalone", ""}};
+  std::map<std::string, std::string> values = {{"nproc_per_node", "1"},  {"master_addr", "localhost"},
+                                               {"master_port", "29500"}, {"standalone", ""},
+                                               {"max_restarts", "0"},    {"stop_grace", "30"}};
   int i = 1;
   for (; i < argc; ++i) {
     std::string argument = argv[i];
@@ -72,6 +81,14 @@ int main(int argc, char** argv) {
              options.num_ranks > 4096) {
     return Fail(absl::StrCat("--nproc_per_node=", values["nproc_per_node"], ": want a number from 1 to 4096, or cpu"));
   }
+  if (!absl::SimpleAtoi(values["max_restarts"], &options.max_restarts) || options.max_restarts < 0) {
+    return Fail(absl::StrCat("--max_restarts=", values["max_restarts"], ": want a number from 0 on"));
+  }
+  double stop_grace = 0;
+  if (!absl::SimpleAtod(values["stop_grace"], &stop_grace) || !(stop_grace >= 0 && stop_grace <= 1e7)) {
+    return Fail(absl::StrCat("--stop_grace=", values["stop_grace"], ": want seconds from 0 to 1e7"));
+  }
+  options.stop_grace = std::chrono::milliseconds(static_cast<int64_t>(stop_grace * 1000));
   int port = 0;
   if (!absl::SimpleAtoi(values["master_port"], &port) || port < 0 || port > 65535) {
     return Fail(absl::StrCat("--master_port=", values["master_port"], ": want a number from 0 to 65535"));

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "lockstep/base/error_text.h"
+#include "lockstep/base/exit_code.h"
 #include "lockstep/comm/agree.h"
 #include "lockstep/comm/environment.h"
 #include "lockstep/comm/liveness.h"
@@ -51,14 +52,16 @@ int RankMain(const ProcessGroupOptions& options, const std::function<absl::Statu
   std::string failure;
   try {
     const absl::Status status = body(group);
-    if (status.ok() || IsAgreed(status)) {
-      if (!status.ok() && rank == 0) PrintError(0, 1, std::string(status.message()));
+    const auto code = ExitCodeOf(status);
+    if (status.ok() || IsAgreed(status) || code) {
+      if (code && rank == 0) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+      if (!code && !status.ok() && rank == 0) PrintError(0, 1, std::string(status.message()));
       DestroyProcessGroup(group);  // all ranks are on their way here
       if (status.ok() && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
         PrintError(rank, world_size, "standard output could not be written");
         return 1;
       }
-      return status.ok() ? 0 : 1;
+      return code.value_or(status.ok() ? 0 : 1);
     }
     failure = monitor.Explain(std::string(status.message()), /*communication=*/false);
   } catch (const std::exception& e) {

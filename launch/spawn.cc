@@ -25,7 +25,7 @@ struct Child {
 };
 
 /// In the child: never returns.
-[[noreturn]] void Exec(const SpawnOptions& options, int rank, pid_t parent, const sigset_t& mask) {
+[[noreturn]] void Exec(const SpawnOptions& options, int rank, int restarts, pid_t parent, const sigset_t& mask) {
   // A process group of its own, so that what the rank starts can be ended with it; and no rank outlives us.
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -38,6 +38,9 @@ struct Child {
   set("GROUP_RANK", "0");
   set("MASTER_ADDR", options.master_addr);
   set("MASTER_PORT", std::to_string(options.master_port));
+  set("TORCHELASTIC_RESTART_COUNT", std::to_string(restarts));
+  set("TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts));
+  set("TORCHELASTIC_RUN_ID", "lockstep-" + std::to_string(parent) + "-" + std::to_string(options.master_port));
   unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // rank 0 holds the store, whatever launched us
   const int threads = options.threads > 0 ? options.threads : std::max(1, AvailableCores() / options.num_ranks);
   setenv("OMP_NUM_THREADS", std::to_string(threads).c_str(), options.threads > 0 ? 1 : 0);
@@ -65,31 +68,20 @@ void SignalAll(const std::vector<Child>& children, int signal) {
   }
 }
 
-}  // namespace
+struct Outcome {
+  int code = 0;
+  bool may_restart = false;
+};
 
-std::string ThisProgram() {
-  char path[4096];
-  const ssize_t n = readlink("/proc/self/exe", path, sizeof(path));
-  return n > 0 ? std::string(path, n) : "";
-}
-
-int SpawnRanks(const SpawnOptions& options) {
-  sigset_t watched, before;
-  sigemptyset(&watched);
-  for (int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&watched, signal);
-  struct sigaction keep_children {
-  }, sigchld_before;  // ignored, children would vanish before we ask for their codes
-  keep_children.sa_handler = SIG_DFL;
-  sigaction(SIGCHLD, &keep_children, &sigchld_before);
-  sigprocmask(SIG_BLOCK, &watched, &before);
-
+/// All ranks, once. The signals of `watched` are blocked.
+Outcome RunRanks(const SpawnOptions& options, int restarts, const sigset_t& watched, const sigset_t& before) {
   const pid_t self = getpid();
   std::vector<Child> children(options.num_ranks);
   int result = 0;
   int running = 0;
   for (int rank = 0; rank < options.num_ranks; ++rank) {
     const pid_t pid = fork();
-    if (pid == 0) Exec(options, rank, self, before);
+    if (pid == 0) Exec(options, rank, restarts, self, before);
     if (pid < 0) {
       std::fprintf(stderr, "lockstep: cannot start rank %d: %s\n", rank, std::strerror(errno));
       result = 1;
@@ -103,7 +95,9 @@ int SpawnRanks(const SpawnOptions& options) {
   const auto start = Clock::now();
   auto terminate_at = result == 0 ? Clock::time_point::max() : start;
   auto kill_at = Clock::time_point::max();
-  bool interrupted = false;
+  int interrupted = 0;                   // by this signal
+  bool stopped = false, broken = false;  // some rank ended with stop_code; with another one that is not 0
+  bool late = false;
   while (running > 0) {
     for (int rank = 0; rank < options.num_ranks; ++rank) {
       Child& child = children[rank];
@@ -118,7 +112,13 @@ int SpawnRanks(const SpawnOptions& options) {
       --running;
       const bool killed = info.si_code != CLD_EXITED;
       const int code = killed ? 128 + info.si_status : info.si_status;
-      if (code == 0 || interrupted) continue;
+      if (code == options.stop_code && !killed) {
+        stopped = true;
+        terminate_at = std::min(terminate_at, Clock::now() + options.stop_grace);
+        continue;
+      }
+      broken |= code != 0;
+      if (code == 0 || interrupted != 0) continue;
       if (result != 0) continue;  // what follows the first failure is its consequence
       result = code;
       if (killed) {
@@ -140,6 +140,7 @@ int SpawnRanks(const SpawnOptions& options) {
         }
       }
       result = 124;
+      late = true;
       terminate_at = now;
     }
     if (now >= terminate_at) {
@@ -151,16 +152,44 @@ int SpawnRanks(const SpawnOptions& options) {
 
     const timespec tick{0, 50'000'000};
     const int signal = sigtimedwait(&watched, nullptr, &tick);
+    if (signal == SIGUSR1) SignalAll(children, signal);
     if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
-      SignalAll(children, interrupted ? SIGKILL : signal);
-      interrupted = true;
-      result = 128 + signal;
-      kill_at = std::min(kill_at, Clock::now() + options.kill_after);
+      SignalAll(children, interrupted != 0 ? SIGKILL : signal);
+      interrupted = signal;
+      kill_at = std::min(kill_at, Clock::now() + options.stop_grace);
     }
+  }
+  if (interrupted != 0) return {stopped && !broken ? options.stop_code : 128 + interrupted, false};
+  const bool cannot_run = result == 126 || result == 127;  // nor could it the next time
+  return {result == 0 && stopped ? options.stop_code : result, result != 0 && !late && !cannot_run};
+}
+
+}  // namespace
+
+std::string ThisProgram() {
+  char path[4096];
+  const ssize_t n = readlink("/proc/self/exe", path, sizeof(path));
+  return n > 0 ? std::string(path, n) : "";
+}
+
+int SpawnRanks(const SpawnOptions& options) {
+  sigset_t watched, before;
+  sigemptyset(&watched);
+  for (int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&watched, signal);
+  struct sigaction keep_children {
+  }, sigchld_before;  // ignored, children would vanish before we ask for their codes
+  keep_children.sa_handler = SIG_DFL;
+  sigaction(SIGCHLD, &keep_children, &sigchld_before);
+  sigprocmask(SIG_BLOCK, &watched, &before);
+  Outcome outcome;
+  for (int restarts = 0;; ++restarts) {
+    outcome = RunRanks(options, restarts, watched, before);
+    if (!outcome.may_restart || restarts >= options.max_restarts) break;
+    std::fprintf(stderr, "lockstep: starting all ranks again (restart %d of %d)\n", restarts + 1, options.max_restarts);
   }
   sigaction(SIGCHLD, &sigchld_before, nullptr);
   sigprocmask(SIG_SETMASK, &before, nullptr);
-  return result;
+  return outcome.code;
 }
 
 }  // namespace lockstep

@@ -94,10 +94,77 @@ class LockstepRun(unittest.TestCase):
         process.wait()
         self.expect_gone(pids[::2])  # the ranks; what a shell started is its own business
 
+    def test_starts_all_ranks_again_after_a_failure(self):
+        body = ('echo "$RANK $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $TORCHELASTIC_RUN_ID"; '
+                'test $RANK = 1 && test $TORCHELASTIC_RESTART_COUNT -lt 2 && kill -9 $$; '
+                'test $TORCHELASTIC_RESTART_COUNT -lt 2 && exec sleep 1; exit 0')
+        result = run("--nproc_per_node=2", "--standalone", "--max_restarts=3", "sh", "-c", body)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("starting all ranks again (restart 2 of 3)", result.stderr)
+        self.assertNotIn("restart 3 of 3", result.stderr)
+        lines = [line.split() for line in result.stdout.splitlines()]
+        self.assertEqual(sorted(line[:3] for line in lines), sorted([str(r), str(c), "3"] for r in range(2) for c in range(3)))
+        self.assertEqual(len({line[3] for line in lines}), 1, "one run")
+
+    def test_gives_up_when_the_restarts_are_used_up(self):
+        result = run("--nproc_per_node=1", "--standalone", "--max_restarts=2", "sh", "-c", "echo x; exit 9")
+        self.assertEqual(result.returncode, 9)
+        self.assertEqual(result.stdout, "x\n" * 3)
+        result = run("--nproc_per_node=1", "--standalone", "--max_restarts=2", "/nowhere/program")
+        self.assertEqual(result.returncode, 127)
+        self.assertNotIn("again", result.stderr)
+
+    def test_ranks_that_stop_to_be_started_later_are_no_failure(self):
+        result = run("--nproc_per_node=2", "--standalone", "--max_restarts=2", "sh", "-c", "sleep 0.$RANK; echo x; exit 75")
+        self.assertEqual((result.returncode, result.stdout, result.stderr), (75, "x\n" * 2, ""))
+        result = run("--nproc_per_node=2", "--standalone", "sh", "-c", "test $RANK = 0 && exit 75; sleep 0.3; exit 3")
+        self.assertEqual(result.returncode, 3)
+        # One that stops while another goes on for ever.
+        start = time.time()
+        result = run("--nproc_per_node=2", "--standalone", "--stop_grace=1", "sh", "-c",
+                     "test $RANK = 0 && exit 75; exec sleep 100")
+        self.assertEqual(result.returncode, 143)
+        self.assertLess(time.time() - start, 20)
+
+    def start_savers(self, *flags):
+        """Ranks that take a second to save when they are told to stop."""
+        body = (f"import os, signal, sys, time\n"
+                f"def stop(*_):\n    print('saving', flush=True); os.system('sleep 1'); print('saved', flush=True); os._exit(75)\n"
+                f"for s in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT): signal.signal(s, stop)\n"
+                f"print('ready', flush=True)\nwhile True: time.sleep(0.05)")
+        process = subprocess.Popen([PROGRAM, "--nproc_per_node=2", "--standalone", *flags, sys.executable, "-c", body],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2):
+            self.assertEqual(process.stdout.readline(), "ready\n")
+        return process
+
+    def test_waits_for_ranks_that_save_after_a_signal(self):
+        for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            process = self.start_savers("--max_restarts=3")
+            process.send_signal(sig)
+            out, err = process.communicate(timeout=20)
+            self.assertEqual(process.returncode, 75, err)
+            self.assertEqual(out.count("saved"), 2)
+        process = self.start_savers("--stop_grace=0.2")
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=20)
+        self.assertEqual((process.returncode, out.count("saved")), (128 + signal.SIGTERM, 0))
+
+    def test_a_second_signal_ends_at_once(self):
+        process = self.start_savers()
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.stdout.readline(), "saving\n")
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=20)
+        self.assertEqual(process.returncode, 128 + signal.SIGINT)
+        self.assertNotIn("saved", out)
+
     def test_what_is_wrong_is_named(self):
         for args, want in ((["--nproc_per_node=0", "true"], "--nproc_per_node=0"),
                            (["--nproc_per_node=x", "true"], "--nproc_per_node=x"),
                            (["--master_port=70000", "true"], "--master_port=70000"),
+                           (["--max_restarts=-1", "true"], "--max_restarts=-1"),
+                           (["--stop_grace=x", "true"], "--stop_grace=x"),
                            (["--frobnicate", "true"], "unknown option --frobnicate"),
                            (["--nproc_per_node"], "needs a value"),
                            ([], "no program")):
