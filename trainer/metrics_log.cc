@@ -13,25 +13,27 @@ namespace lockstep {
 
 namespace {
 
-/// Removes the lines of epochs from `first_epoch` on, and what a crash has left of a line.
-absl::Status DropEpochs(const std::string& path, size_t first_epoch) {
+/// Removes the lines of what comes again, and what a crash has left of a line.
+absl::Status DropLines(const std::string& path, size_t first_epoch, size_t steps_done) {
   std::ifstream in(path);
   if (!in) return absl::OkStatus();
   std::string kept;
   for (std::string line; std::getline(in, line);) {
     const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (json.is_object() && json.value("epoch", size_t{0}) < first_epoch) kept += line + "\n";
+    if (!json.is_object()) continue;
+    const size_t epoch = json.value("epoch", size_t{0}), step = json.value("step", steps_done + 1);
+    if (epoch < first_epoch || (epoch == first_epoch && step <= steps_done)) kept += line + "\n";
   }
   return WriteFileAtomically(path, kept);
 }
 
 }  // namespace
 
-absl::Status MetricsLog::Open(size_t first_epoch) {
+absl::Status MetricsLog::Open(size_t first_epoch, size_t steps_done) {
   for (auto [file, name] : {std::pair{&metrics_, "metrics.jsonl"}, std::pair{&steps_, "steps.jsonl"}}) {
     if (file == &steps_ && every_ == 0) continue;
     const std::string path = absl::StrCat(folder_, "/", name);
-    if (absl::Status dropped = DropEpochs(path, first_epoch); !dropped.ok()) return dropped;
+    if (absl::Status dropped = DropLines(path, first_epoch, steps_done); !dropped.ok()) return dropped;
     file->open(path, std::ios::app);
     if (!*file)
       return absl::UnavailableError(absl::StrCat("file ", path, ": cannot be written: ", std::strerror(errno)));

@@ -19,8 +19,9 @@ class MetricsLog : public TrainObserver {
   /// `every` of 0: no steps.
   MetricsLog(std::string folder, size_t every) : folder_(std::move(folder)), every_(every) {}
 
-  /// Opens the files. Lines of epochs before `first_epoch` are kept, those of the epochs that come again are dropped.
-  absl::Status Open(size_t first_epoch = 1);
+  /// Opens the files for a run that begins in `first_epoch` after `steps_done` steps of it. What was before is kept,
+  /// lines of what comes again are dropped.
+  absl::Status Open(size_t first_epoch = 1, size_t steps_done = 0);
 
   void OnStepEnd(StepInfo& info) override;
   /// Before the epoch's checkpoint, so that no saved epoch lacks its line.

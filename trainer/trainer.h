@@ -46,7 +46,6 @@ struct TrainerOptions {
   bool schedule_each_step = false;         ///< The scheduler steps with the optimizer, not after each epoch.
   JoinOptions join;                        ///< Used when there are joinables.
   std::string best_path;                   ///< Where the best state is kept; empty: nowhere.
-  std::string last_path;                   ///< Where the last epoch's state is kept; empty: nowhere.
   CheckpointIntervals checkpoints;         ///< When the checkpointer saves.
   std::string config;                      ///< Is saved with each checkpoint, for people and for whoever resumes.
   uint64_t seed = 0;                       ///< Of the generators of ranks that join a resumed run.
@@ -65,7 +64,7 @@ class Trainer {
     EvalStep<Batch> eval_step;
     BatchSource<Batch>* train = nullptr;
     BatchSource<Batch>* validation = nullptr;
-    CheckpointWriter* writer = nullptr;              ///< Needed for best_path and last_path.
+    CheckpointWriter* writer = nullptr;              ///< Needed for best_path.
     torch::optim::LRScheduler* scheduler = nullptr;  ///< May be null.
     DistributedDataParallelBase* ddp = nullptr;      ///< The wrapper, where it is one; needed for GradientStepOptions.
     Checkpointer* checkpointer = nullptr;            ///< Saves everything that Resume needs; may be null.
@@ -85,7 +84,7 @@ class Trainer {
         pace_(options_.checkpoints, pieces_.signals, pieces_.group) {}
 
   /// Before Fit, to go on from a checkpoint of the checkpointer, the batches of whose epoch that are done are left out,
-  /// or of best_path or last_path, with the epoch after it. In a world of another size the rest of the epoch is shared
+  /// or of best_path, with the epoch after it. In a world of another size the rest of the epoch is shared
   /// out anew; what can't be kept is said in the log. Errors, on all ranks: a part that doesn't fit. Collective.
   absl::Status Resume(const Value& checkpoint) {
     LOCKSTEP_ASSIGN_OR_RETURN(resumed_, LoadRunState(checkpoint, Parts(), pieces_.group));
@@ -187,7 +186,6 @@ class Trainer {
     info.metrics["seconds"] = Seconds();
     Tell([&](TrainObserver& o) { o.OnValidated(info); });
     if (info.improved) LOCKSTEP_RETURN_IF_ERROR(Save(options_.best_path, epoch));
-    LOCKSTEP_RETURN_IF_ERROR(Save(options_.last_path, epoch));
     Tell([&](TrainObserver& o) { o.OnEpochEnd(info); });
     BeginEpoch(epoch + 1);
     const CheckpointPace::Due due = pace_.AfterEpoch(epoch);

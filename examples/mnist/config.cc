@@ -61,7 +61,20 @@ ABSL_FLAG(std::string, matmul_precision, "highest",
           "of float32 matrix products: highest, high (TF32) or medium (bf16), where the device can");
 ABSL_FLAG(bool, sync_batch_norm, true, "batch norm over the batches of all ranks");
 ABSL_FLAG(std::string, run_dir, "", "folder for metrics, configuration and checkpoints; default: runs/<time>");
-ABSL_FLAG(std::string, resume, "", "go on from a checkpoint: a file, a run's folder, or latest");
+ABSL_FLAG(std::string, resume, "",
+          "go on from a checkpoint: a file, a run's folder (its latest), or latest or best: of --run_dir, or of the "
+          "newest run below runs");
+ABSL_FLAG(int, save_every_steps, 0, "steps between checkpoints; 0: not by steps");
+ABSL_FLAG(int, save_every_epochs, 1, "epochs between checkpoints; 0: not by epochs");
+ABSL_FLAG(double, save_every_minutes, 0, "minutes between checkpoints; 0: not by time");
+ABSL_FLAG(int, keep_last, 3, "checkpoints that are kept, besides the best; 0: all");
+ABSL_FLAG(std::string, save_failure, "error",
+          "error or warning: whether training ends when a checkpoint can't be written, or goes on without it");
+ABSL_FLAG(int, stop_exit_code, 75,
+          "exit code after SIGTERM, SIGUSR1 or SIGINT, when all is saved and the run can be resumed");
+ABSL_FLAG(int, max_restarts, 0,
+          "starts of all ranks after a failure, from the latest checkpoint; for the ranks that this program starts "
+          "itself");
 ABSL_FLAG(int, log_every, 0, "print a line every N steps from every rank, instead of the progress bar; 0: the bar");
 ABSL_FLAG(double, pixel_scale, 255, "pixels are divided by this");
 ABSL_FLAG(int, threads, 0, "threads per rank; 0: OMP_NUM_THREADS, or cores / ranks of this host");
@@ -133,6 +146,7 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
     return Invalid("--scale_lr: a resumed run keeps its learning rate; give --lr too, which is then scaled");
   }
   c.weight_decay_given = given("weight_decay");
+  c.batch_size_given = given("batch_size");
   c.batch_size = absl::GetFlag(FLAGS_batch_size);
   c.seed = absl::GetFlag(FLAGS_seed);
   c.master_addr = absl::GetFlag(FLAGS_master_addr);
@@ -145,7 +159,7 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   c.sync_batch_norm = absl::GetFlag(FLAGS_sync_batch_norm);
   c.run_dir = UserPath(absl::GetFlag(FLAGS_run_dir));
   c.resume = absl::GetFlag(FLAGS_resume);
-  if (c.resume != "latest") c.resume = UserPath(c.resume);
+  if (c.resume != "latest" && c.resume != "best") c.resume = UserPath(c.resume);
   c.log_every = absl::GetFlag(FLAGS_log_every);
   c.pixel_scale = absl::GetFlag(FLAGS_pixel_scale);
   c.threads = absl::GetFlag(FLAGS_threads);
@@ -155,6 +169,27 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   c.check_parameters_every = absl::GetFlag(FLAGS_check_parameters_every);
   c.detect_anomaly = absl::GetFlag(FLAGS_detect_anomaly);
   c.profile = absl::GetFlag(FLAGS_profile);
+  c.save_every_steps = absl::GetFlag(FLAGS_save_every_steps);
+  c.save_every_epochs = absl::GetFlag(FLAGS_save_every_epochs);
+  c.save_every_minutes = absl::GetFlag(FLAGS_save_every_minutes);
+  c.keep_last = absl::GetFlag(FLAGS_keep_last);
+  c.stop_exit_code = absl::GetFlag(FLAGS_stop_exit_code);
+  c.max_restarts = absl::GetFlag(FLAGS_max_restarts);
+  const std::string save_failure = absl::GetFlag(FLAGS_save_failure);
+  if (save_failure != "error" && save_failure != "warning") {
+    return Invalid(absl::StrCat("--save_failure=", save_failure, ": unknown; known: error, warning"));
+  }
+  c.save_failure_is_error = save_failure == "error";
+  for (const auto& [flag, value] : {std::pair{"save_every_steps", c.save_every_steps},
+                                    {"save_every_epochs", c.save_every_epochs},
+                                    {"keep_last", c.keep_last},
+                                    {"stop_exit_code", c.stop_exit_code},
+                                    {"max_restarts", c.max_restarts}}) {
+    LOCKSTEP_RETURN_IF_ERROR(AtLeast(flag, value, 0));
+  }
+  LOCKSTEP_RETURN_IF_ERROR(AtMost("stop_exit_code", c.stop_exit_code, 255));
+  LOCKSTEP_RETURN_IF_ERROR(AtLeast("save_every_minutes", c.save_every_minutes, 0.));
+  LOCKSTEP_RETURN_IF_ERROR(AtMost("save_every_minutes", c.save_every_minutes, 1e9));
   c.loss_scale = absl::GetFlag(FLAGS_loss_scale);
   c.max_grad_norm = absl::GetFlag(FLAGS_max_grad_norm);
   c.max_grad_value = absl::GetFlag(FLAGS_max_grad_value);
@@ -282,6 +317,16 @@ absl::StatusOr<Plan> MakePlan(const Config& config, int gpu_count) {
   return plan;
 }
 
+std::string LaunchId() {
+  const char* const id = std::getenv("TORCHELASTIC_RUN_ID");
+  return id == nullptr ? "" : id;
+}
+
+bool IsRestart() {
+  const char* const count = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  return count != nullptr && std::atoi(count) > 0;
+}
+
 std::string ConfigJson(const Config& c, const Plan& plan) {
   nlohmann::ordered_json json;
   json["data"] = c.data;
@@ -315,6 +360,14 @@ std::string ConfigJson(const Config& c, const Plan& plan) {
   json["detect_anomaly"] = c.detect_anomaly;
   json["profile"] = c.profile;
   json["flight_recorder"] = c.flight_recorder;
+  json["save_every_steps"] = c.save_every_steps;
+  json["save_every_epochs"] = c.save_every_epochs;
+  json["save_every_minutes"] = c.save_every_minutes;
+  json["keep_last"] = c.keep_last;
+  json["save_failure"] = c.save_failure_is_error ? "error" : "warning";
+  json["stop_exit_code"] = c.stop_exit_code;
+  json["max_restarts"] = c.max_restarts;
+  json["launch_id"] = LaunchId();
   return json.dump(2) + "\n";
 }
 

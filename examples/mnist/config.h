@@ -15,7 +15,8 @@ struct Config {
   std::vector<int> gpus;  ///< Of --gpu; empty: all, or the CPU.
   int epochs, batch_size, patience, port, log_every, nproc_per_node, threads;
   double lr, weight_decay, pixel_scale;
-  bool lr_given, weight_decay_given;  ///< On the command line; a resumed run keeps its own otherwise.
+  /// On the command line; a resumed run keeps its own otherwise.
+  bool lr_given, weight_decay_given, batch_size_given;
   uint64_t seed;
   std::string data;  ///< A CSV file or a folder of IDX files.
   std::string master_addr, pt_path, run_dir, resume, backend, amp, flight_recorder, matmul_precision, scale_lr;
@@ -24,6 +25,10 @@ struct Config {
   double max_grad_norm, max_grad_value;
   int accumulate, check_parameters_every;
   std::string profile;  ///< FIRST:LAST, or nothing.
+  // Checkpoints.
+  int save_every_steps, save_every_epochs, keep_last, stop_exit_code, max_restarts;
+  double save_every_minutes;
+  bool save_failure_is_error;
   double timeout_seconds;
 };
 
@@ -43,6 +48,11 @@ absl::StatusOr<Plan> MakePlan(const Config& config, int gpu_count);
 
 /// The configuration as JSON, for the run's folder.
 std::string ConfigJson(const Config& config, const Plan& plan);
+
+/// The name that the launcher gave to this start of the ranks and all restarts; empty without a launcher.
+std::string LaunchId();
+/// Whether the launcher starts the ranks again after a failure.
+bool IsRestart();
 
 /// A relative path as the user meant it, who may have started the program through `bazel run`.
 std::string UserPath(const std::string& path);

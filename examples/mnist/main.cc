@@ -46,6 +46,8 @@ int Spawn(int argc, char** argv, const mnist::Config& config, int ranks) {
   options.master_port = port->port();
   options.threads = config.threads;
   options.report_exit_codes = false;  // a rank that fails has said why
+  options.stop_code = config.stop_exit_code;
+  options.max_restarts = config.max_restarts;
   return lockstep::SpawnRanks(options);
 }
 
@@ -81,7 +83,7 @@ int main(int argc, char** argv) {
     lockstep::DumpFlightRecordersOnSignal(SIGUSR2);
   }
   return lockstep::RankMain(options, [&](const lockstep::ProcessGroupPtr& group) -> absl::Status {
-    const auto run = mnist::OpenRunFolder(*config, mnist::ConfigJson(*config, *plan), group);
+    const auto run = mnist::OpenRunFolder(*config, group);
     if (!run.ok()) return run.status();
     if (env.rank == 0) {
       const auto dtype = mnist::AutocastType(*config, plan->cuda);

@@ -11,11 +11,14 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/comm/agree.h"
 #include "lockstep/comm/texts.h"
 
@@ -25,24 +28,68 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kMetrics[] = "metrics.jsonl";
-constexpr char kLast[] = "last.pt";
+constexpr char kCheckpoints[] = "checkpoints";
+constexpr char kLast[] = "last.pt";  // of earlier versions
 
-/// The newest folder below `runs` with a checkpoint in it.
-absl::StatusOr<std::string> LatestRun(const std::string& runs) {
+bool Exists(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+bool IsRun(const fs::path& folder) { return Exists(folder / kMetrics); }
+
+/// The wanted folder below `runs` whose `file` is the newest, or empty.
+std::string NewestRun(const std::string& runs, const char* file,
+                      const std::function<bool(const fs::path& folder)>& wanted) {
   std::error_code error;
-  std::string latest;
-  fs::file_time_type newest;
+  std::string newest;
+  fs::file_time_type newest_time;
   for (const auto& entry : fs::directory_iterator(runs, error)) {
-    const fs::path last = entry.path() / kLast;
-    std::error_code ignored;
-    const auto time = fs::last_write_time(last, ignored);
-    if (!ignored && (latest.empty() || time > newest)) {
-      latest = entry.path().string();
-      newest = time;
-    }
+    std::error_code missing;
+    const auto time = fs::last_write_time(entry.path() / file, missing);
+    if (missing || !wanted(entry.path()) || (!newest.empty() && time <= newest_time)) continue;
+    newest = entry.path().string();
+    newest_time = time;
   }
-  if (latest.empty()) return absl::NotFoundError(absl::StrCat("--resume=latest: no run with a ", kLast, " in ", runs));
+  return newest;
+}
+
+/// The newest run with a checkpoint in it.
+absl::StatusOr<std::string> LatestRun(const std::string& flag, const std::string& runs) {
+  const auto any = [](const fs::path&) { return true; };
+  std::string latest = NewestRun(runs, "checkpoints/latest", any);
+  if (latest.empty()) latest = NewestRun(runs, kLast, any);
+  if (latest.empty())
+    return absl::NotFoundError(absl::StrCat("--resume=", flag, ": no run with a checkpoint in ", runs));
   return latest;
+}
+
+/// The run that this start of the launcher has begun before, or empty.
+std::string RunOfThisLaunch(const std::string& runs) {
+  return NewestRun(runs, "config.json", [](const fs::path& folder) {
+    std::ifstream file(folder / "config.json");
+    const auto config = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+    return config.is_object() && config.value("launch_id", "") == LaunchId();
+  });
+}
+
+/// A checkpoint in a run's folder, or in a folder of checkpoints.
+absl::StatusOr<std::string> CheckpointIn(const fs::path& folder, bool best) {
+  fs::path checkpoints = folder / kCheckpoints;
+  if (!Exists(checkpoints)) {
+    if (!best && Exists(folder / kLast)) return (folder / kLast).string();
+    checkpoints = folder;
+  }
+  return best ? lockstep::Checkpointer::Best(checkpoints.string())
+              : lockstep::Checkpointer::Latest(checkpoints.string());
+}
+
+/// The folder of the run that a checkpoint belongs to, or empty.
+std::string RunOf(const std::string& checkpoint) {
+  const fs::path folder = fs::path(checkpoint).parent_path();
+  if (IsRun(folder)) return folder.string();
+  if (folder.filename() == kCheckpoints && IsRun(folder.parent_path())) return folder.parent_path().string();
+  return "";
 }
 
 }  // namespace
@@ -52,31 +99,43 @@ absl::StatusOr<RunFolder> PlanRunFolder(const Config& config) {
   run.folder = config.run_dir;
   const std::string runs = UserPath("runs");
   std::error_code ignored;
-  if (!config.resume.empty()) {
+  if (IsRestart()) {
+    const std::string folder = run.folder.empty() ? RunOfThisLaunch(runs) : run.folder;
+    if (!folder.empty() && Exists(fs::path(folder) / kCheckpoints)) {
+      if (const auto latest = CheckpointIn(folder, /*best=*/false); latest.ok()) run.resume_path = *latest;
+    }
+    if (config.resume.empty()) run.folder = folder;
+  }
+  if (run.resume_path.empty() && !config.resume.empty()) {
+    const bool best = config.resume == "best";
     std::string from = config.resume;
-    if (from == "latest") {
-      if (!run.folder.empty()) {
-        from = run.folder;
-      } else {
-        LOCKSTEP_ASSIGN_OR_RETURN(from, LatestRun(runs));
+    if (best || from == "latest") {
+      from = run.folder;
+      if (from.empty()) {
+        LOCKSTEP_ASSIGN_OR_RETURN(from, LatestRun(config.resume, runs));
       }
     }
-    if (fs::is_directory(from, ignored)) {
-      if (run.folder.empty()) run.folder = from;
-      from = (fs::path(from) / kLast).string();
-    } else if (run.folder.empty() && fs::exists(fs::path(from).parent_path() / kMetrics, ignored)) {
-      run.folder = fs::path(from).parent_path().string();
+    if (!Exists(from)) {
+      return absl::NotFoundError(absl::StrCat("--resume=", config.resume, ": no such file or folder: ", from));
     }
-    if (!config.run_dir.empty() && fs::exists(fs::path(run.folder) / kMetrics, ignored) &&
-        !fs::equivalent(run.folder, fs::path(from).parent_path(), ignored)) {
+    if (fs::is_directory(from, ignored)) {
+      const auto found = CheckpointIn(from, best);
+      if (!found.ok()) {
+        return absl::Status(found.status().code(),
+                            absl::StrCat("--resume=", config.resume, ": ", std::string(found.status().message())));
+      }
+      from = *found;
+    }
+    run.resume_path = from;
+  }
+  if (!run.resume_path.empty()) {
+    run.resumed_run = RunOf(run.resume_path);
+    if (run.folder.empty()) run.folder = run.resumed_run;
+    if (IsRun(run.folder) && !fs::equivalent(run.folder, run.resumed_run, ignored)) {
       return absl::AlreadyExistsError(absl::StrCat("--run_dir=", run.folder,
                                                    ": there is another run in it than the one "
                                                    "to resume; give a new folder, or leave --run_dir out"));
     }
-    if (!fs::exists(from, ignored)) {
-      return absl::NotFoundError(absl::StrCat("--resume=", config.resume, ": no such file or folder: ", from));
-    }
-    run.resume_path = from;
   }
   if (run.folder.empty()) {
     const std::string base =
@@ -84,7 +143,7 @@ absl::StatusOr<RunFolder> PlanRunFolder(const Config& config) {
     run.folder = base;
     for (int i = 2; fs::exists(run.folder, ignored); ++i) run.folder = absl::StrCat(base, "_", i);
   }
-  if (run.resume_path.empty() && fs::exists(fs::path(run.folder) / kMetrics, ignored)) {
+  if (run.resume_path.empty() && !IsRestart() && IsRun(run.folder)) {
     return absl::AlreadyExistsError(absl::StrCat("--run_dir=", run.folder,
                                                  ": there is a run in it; give another folder, "
                                                  "or --resume=",
@@ -92,7 +151,7 @@ absl::StatusOr<RunFolder> PlanRunFolder(const Config& config) {
   }
   const std::string pt = config.pt_path.empty() ? run.folder : config.pt_path;
   run.best_path = absl::EndsWith(pt, ".pt") ? pt : absl::StrCat(pt, absl::EndsWith(pt, "/") ? "" : "/", "cnn.pt");
-  run.last_path = absl::StrCat(run.folder, "/", kLast);
+  run.checkpoints = absl::StrCat(run.folder, "/", kCheckpoints);
   return run;
 }
 
@@ -108,12 +167,21 @@ absl::Status LockFolder(const std::string& folder) {
   return absl::AlreadyExistsError(absl::StrCat("run folder ", folder, ": another run is using it"));
 }
 
-/// A run goes on with the data and the seed that it began with, or its test samples would come from the training part.
-absl::Status CheckSameData(const std::string& resume_path, const std::string& config_json) {
-  std::ifstream file(fs::path(resume_path).replace_filename("config.json"));
-  const auto before = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+}  // namespace
+
+std::string ResumedConfig(const lockstep::Value& checkpoint, const RunFolder& run) {
+  const lockstep::Value* const saved = checkpoint.find("run");
+  const lockstep::Value* const config = saved == nullptr ? nullptr : saved->find("config");
+  if (config != nullptr && config->string() != nullptr) return *config->string();
+  std::ifstream file(fs::path(run.resumed_run) / "config.json");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+absl::Status CheckSameData(const std::string& resume_path, const std::string& config_before,
+                           const std::string& config_now) {
+  const auto before = nlohmann::json::parse(config_before, nullptr, /*allow_exceptions=*/false);
   if (!before.is_object()) return absl::OkStatus();  // a checkpoint alone, without its run
-  const auto now = nlohmann::json::parse(config_json);
+  const auto now = nlohmann::json::parse(config_now);
   for (const char* key : {"data", "seed", "pixel_scale"}) {
     if (before.contains(key) && before[key] != now[key]) {
       return absl::InvalidArgumentError(absl::StrCat("--resume=", resume_path, ": the run has ", key, " ",
@@ -124,10 +192,7 @@ absl::Status CheckSameData(const std::string& resume_path, const std::string& co
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const std::string& config_json,
-                                        const lockstep::ProcessGroupPtr& group) {
+absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const lockstep::ProcessGroupPtr& group) {
   RunFolder run;
   absl::Status status;
   if (lockstep::GetRank(group) == 0) {
@@ -137,13 +202,12 @@ absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const std::string&
       run = *std::move(planned);
       status = LockFolder(run.folder);
     }
-    if (status.ok() && !run.resume_path.empty()) status = CheckSameData(run.resume_path, config_json);
     // Whether they can be written to: better known now than after the first epoch.
-    if (status.ok()) status = lockstep::AtomicFile(run.last_path).Open();
+    if (status.ok()) status = lockstep::AtomicFile(run.checkpoints + "/latest").Open();
     if (status.ok()) status = lockstep::AtomicFile(run.best_path).Open();
   }
   LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(status, group));
-  for (std::string* path : {&run.folder, &run.best_path, &run.last_path, &run.resume_path}) {
+  for (std::string* path : {&run.folder, &run.best_path, &run.checkpoints, &run.resume_path, &run.resumed_run}) {
     *path = lockstep::AllGatherString(*path, group)[0];
   }
   return run;

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "lockstep/checkpoint/value.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/examples/mnist/config.h"
 
@@ -12,18 +13,27 @@ namespace mnist {
 /// Where a run's files are.
 struct RunFolder {
   std::string folder;
-  std::string best_path;    ///< The best checkpoint, cnn.pt.
-  std::string last_path;    ///< The last epoch's, last.pt in the folder.
+  std::string best_path;    ///< The best weights, cnn.pt.
+  std::string checkpoints;  ///< The folder of checkpoints to go on from, checkpoints in the folder.
   std::string resume_path;  ///< The checkpoint to go on from; empty for a new run.
+  std::string resumed_run;  ///< The folder of that run; empty where the checkpoint stands alone.
 };
 
-/// Decides the paths, with the folder's default `runs/<time>` below where the user stood; makes nothing. Errors: a
-/// folder that has a run in it and is not resumed, nothing to resume.
+/// Decides the paths, with the folder's default `runs/<time>` below where the user stood; makes nothing. When the
+/// launcher starts the ranks again, the run that it started before goes on from its latest checkpoint. Errors: a folder
+/// that has a run in it and is not resumed, nothing to resume.
 absl::StatusOr<RunFolder> PlanRunFolder(const Config& config);
 
-/// Rank 0 plans the folder, makes it and checks that checkpoints can be written, and that a run to resume began with
-/// the same data as `config_json` says; all ranks get the same result. Collective.
-absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const std::string& config_json,
-                                        const lockstep::ProcessGroupPtr& group);
+/// Rank 0 plans the folder, makes it and checks that checkpoints can be written; all ranks get the same result.
+/// Collective.
+absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const lockstep::ProcessGroupPtr& group);
+
+/// The configuration of the run that a checkpoint is of, as JSON: from the checkpoint, or from the run's folder; empty
+/// where it is in neither.
+std::string ResumedConfig(const lockstep::Value& checkpoint, const RunFolder& run);
+
+/// A run goes on with the data and the seed that it began with, or its test samples would come from the training part.
+absl::Status CheckSameData(const std::string& resume_path, const std::string& config_before,
+                           const std::string& config_now);
 
 }  // namespace mnist

@@ -7,8 +7,10 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "lockstep/amp/grad_scaler.h"
@@ -17,6 +19,7 @@
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/checkpoint_writer.h"
+#include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/checkpoint/early_stopping.h"
 #include "lockstep/checkpoint/pth.h"
 #include "lockstep/checkpoint/state_dict.h"
@@ -34,6 +37,7 @@
 #include "lockstep/samplers/distributed_sampler.h"
 #include "lockstep/trainer/metrics_log.h"
 #include "lockstep/trainer/progress.h"
+#include "lockstep/trainer/stop_signals.h"
 #include "lockstep/trainer/trace_writer.h"
 #include "lockstep/trainer/trainer.h"
 
@@ -78,6 +82,33 @@ std::unique_ptr<TensorLoader> MakeLoader(const lockstep::MnistData& data, const 
       });
 }
 
+/// What a run that goes on keeps of the configuration that it had, unless the command line says otherwise; `plan` says
+/// with how many ranks it goes on.
+absl::Status KeepConfig(const std::string& before, const std::string& resume_path, const Plan& plan, int rank,
+                        Config& config) {
+  LOCKSTEP_RETURN_IF_ERROR(CheckSameData(resume_path, before, ConfigJson(config, plan)));
+  const auto json = nlohmann::json::parse(before, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return absl::OkStatus();
+  const auto number = [&](const char* key, auto otherwise) -> decltype(otherwise) {
+    return json.contains(key) && json[key].is_number() ? json[key].get<decltype(otherwise)>() : otherwise;
+  };
+  if (!config.lr_given) config.lr = number("lr", config.lr);
+  if (!config.weight_decay_given) config.weight_decay = number("weight_decay", config.weight_decay);
+  if (config.batch_size_given) return absl::OkStatus();
+  const int world_size = plan.environment.world_size;
+  const int ranks = std::max(1, number("world_size", world_size));
+  config.batch_size = std::max(1, number("batch_size", config.batch_size));
+  const int64_t global = int64_t{config.batch_size} * ranks;
+  if (ranks == world_size) return absl::OkStatus();
+  if (global % world_size == 0) {
+    config.batch_size = static_cast<int>(global / world_size);
+  } else if (rank == 0) {
+    LOG(WARNING) << "the batch of all ranks, " << global << " samples, doesn't divide by " << world_size
+                 << " ranks: each keeps its " << config.batch_size;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::optional<at::ScalarType> AutocastType(const Config& config, bool cuda) {
@@ -86,11 +117,22 @@ std::optional<at::ScalarType> AutocastType(const Config& config, bool cuda) {
   return std::nullopt;
 }
 
-absl::Status Train(const Config& config, const Plan& plan, const RunFolder& paths,
+absl::Status Train(const Config& given, const Plan& plan, const RunFolder& paths,
                    const lockstep::ProcessGroupPtr& group) {
   const at::Device device =
       plan.cuda ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(plan.device_index)) : at::kCPU;
   const int rank = lockstep::GetRank(group), world_size = lockstep::GetWorldSize(group);
+  const lockstep::StopSignals signals;
+
+  Config config = given;
+  std::optional<lockstep::Value> checkpoint;
+  if (!paths.resume_path.empty()) {
+    auto loaded = lockstep::LoadPth(paths.resume_path);
+    absl::Status status = loaded.status();
+    if (status.ok()) status = KeepConfig(ResumedConfig(*loaded, paths), paths.resume_path, plan, rank, config);
+    LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(status, group));
+    checkpoint = *std::move(loaded);
+  }
 
   // Data, the same on all ranks; each takes its share of each part.
   auto data = lockstep::LoadMnist(config.data);
@@ -141,7 +183,6 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   lockstep::EarlyStopping early_stopping(stopping);
   const lockstep::TrainingParts state{model.get(), &optimizer, scaler.get(), &early_stopping};
 
-  Config effective = config;
   lockstep::TrainerOptions options;
   options.epochs = config.epochs;
   options.gradients.accumulate = config.accumulate;
@@ -152,37 +193,12 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   options.device = device.type();
   options.autocast = autocast;
   options.best_path = paths.best_path;
-  options.last_path = paths.last_path;
-  if (!paths.resume_path.empty()) {
-    auto checkpoint = lockstep::LoadPth(paths.resume_path);
-    LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(checkpoint.status(), group));
-    auto epoch = lockstep::LoadTrainingState(*checkpoint, state);
-    if (!epoch.ok()) {
-      epoch = absl::InvalidArgumentError(
-          absl::StrCat("checkpoint ", paths.resume_path, ": ", std::string(epoch.status().message())));
-    }
-    LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(epoch.status(), group));
-    options.first_epoch = *epoch + 1;
-    if (*epoch >= static_cast<size_t>(config.epochs) && rank == 0) {
-      absl::PrintF("nothing left to train: %d of %d epochs are done\n", *epoch, config.epochs);
-    }
-    for (size_t i = 0; i < groups.size(); ++i) {
-      const auto& wanted = static_cast<const torch::optim::SGDOptions&>(groups[i].options());
-      auto& of_run = static_cast<torch::optim::SGDOptions&>(optimizer.param_groups()[i].options());
-      if (config.lr_given) of_run.lr(wanted.lr());
-      if (config.weight_decay_given) of_run.weight_decay(wanted.weight_decay());
-      if (i > 0) continue;  // the first one's are those of the command line
-      effective.lr = of_run.lr() / lr_factor;
-      effective.weight_decay = of_run.weight_decay();
-    }
-    // A new folder begins with the best of the old one, in case there is no better one.
-    absl::Status kept;
-    if (rank == 0 && !std::filesystem::exists(paths.best_path)) {
-      const auto old = lockstep::LoadPth(std::filesystem::path(paths.resume_path).replace_filename("cnn.pt").string());
-      kept = lockstep::SavePth(old.ok() ? *old : *checkpoint, paths.best_path);
-    }
-    LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(kept, group));
-  }
+  options.checkpoints.steps = config.save_every_steps;
+  options.checkpoints.epochs = config.save_every_epochs;
+  options.checkpoints.minutes = config.save_every_minutes;
+  options.config = ConfigJson(config, plan);
+  options.seed = config.seed;
+  options.stop_exit_code = config.stop_exit_code;
 
   const auto step = [](auto& module, TensorBatch& batch) {
     const at::Tensor logits = module.forward(batch.data);
@@ -194,10 +210,14 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   lockstep::ProgressPrinter progress(rank, world_size);
   lockstep::LinePrinter lines(rank, std::max(config.log_every, 1));
   lockstep::MetricsLog log(paths.folder, config.log_every > 0 ? config.log_every : 50);
-  absl::Status begun;
-  if (rank == 0) begun = lockstep::WriteFileAtomically(paths.folder + "/config.json", ConfigJson(effective, plan));
-  if (rank == 0 && begun.ok()) begun = log.Open(options.first_epoch);
-  LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(begun, group));
+  lockstep::CheckpointerOptions saving;
+  saving.folder = paths.checkpoints;
+  saving.keep_last = config.keep_last;
+  saving.keep_best = 1;
+  saving.monitor = stopping.monitor;
+  saving.more_is_better = true;
+  saving.failure_is_error = config.save_failure_is_error;
+  lockstep::Checkpointer checkpointer(saving, writer, group);
   lockstep::Trainer<TensorBatch>::Pieces pieces;
   pieces.state = state;
   pieces.wrapper = pieces.ddp = &ddp;
@@ -206,6 +226,8 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   pieces.train = train.get();
   pieces.validation = validation.get();
   pieces.writer = &writer;
+  pieces.checkpointer = &checkpointer;
+  pieces.signals = &signals;
   pieces.observers = {config.log_every > 0 ? static_cast<lockstep::TrainObserver*>(&lines) : &progress};
   BufferSync buffer_sync(ddp);
   if (!config.sync_batch_norm) pieces.observers.push_back(&buffer_sync);
@@ -217,6 +239,32 @@ absl::Status Train(const Config& config, const Plan& plan, const RunFolder& path
   }
   pieces.group = group;
   lockstep::Trainer<TensorBatch> trainer(std::move(pieces), options);
+  if (checkpoint) {
+    if (absl::Status status = trainer.Resume(*checkpoint); !status.ok()) {
+      return lockstep::AgreeOnStatus(absl::InvalidArgumentError(absl::StrCat("checkpoint ", paths.resume_path, ": ",
+                                                                             std::string(status.message()))),
+                                     group);
+    }
+    if (trainer.epoch() > static_cast<size_t>(config.epochs) && rank == 0) {
+      absl::PrintF("nothing left to train: %d of %d epochs are done\n", trainer.epoch() - 1, config.epochs);
+    }
+    for (size_t i = 0; i < groups.size(); ++i) {
+      const auto& wanted = static_cast<const torch::optim::SGDOptions&>(groups[i].options());
+      auto& of_run = static_cast<torch::optim::SGDOptions&>(optimizer.param_groups()[i].options());
+      if (config.lr_given) of_run.lr(wanted.lr());
+      if (config.weight_decay_given) of_run.weight_decay(wanted.weight_decay());
+    }
+  }
+  absl::Status begun;
+  if (rank == 0) begun = lockstep::WriteFileAtomically(paths.folder + "/config.json", options.config);
+  if (rank == 0 && begun.ok()) begun = log.Open(trainer.epoch(), trainer.step());
+  // A new folder begins with the best of the old one, in case there is no better one.
+  if (rank == 0 && begun.ok() && checkpoint && !std::filesystem::exists(paths.best_path)) {
+    const auto old = lockstep::LoadPth(paths.resumed_run + "/cnn.pt");
+    begun = lockstep::SavePth(old.ok() ? *old : *checkpoint, paths.best_path);
+  }
+  LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(begun, group));
+  checkpoint.reset();
   LOCKSTEP_RETURN_IF_ERROR(trainer.Fit());
 
   // The test part, once, with the best weights, which rank 0 has written.

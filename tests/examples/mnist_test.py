@@ -99,7 +99,7 @@ class Training(unittest.TestCase):
         self.assertRegex(result.stdout, r"2 ranks on the CPU, \d+ threads? each")
         self.assertRegex(result.stdout, r"\ntest accuracy: 0\.\d{4}\n|\ntest accuracy: 1\.0000\n")
         self.assertRegex(result.stdout, r"\ntotal time: [\d.]+ s\n")
-        self.assertEqual(sorted(os.listdir(run_dir)), ["cnn.pt", "config.json", "last.pt", "metrics.jsonl", "steps.jsonl"])
+        self.assertEqual(sorted(os.listdir(run_dir)), ["checkpoints", "cnn.pt", "config.json", "metrics.jsonl", "steps.jsonl"])
         rows = metrics(run_dir)
         self.assertEqual([m["epoch"] for m in rows], list(range(1, 7)))
         for key in ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "learning_rate", "stop_counter") + TIMED:
@@ -148,9 +148,10 @@ class Training(unittest.TestCase):
         self.assertEqual([m["learning_rate"] for m in metrics(old)], [0.03, 0.03, 0.01])
         self.assertEqual(json.load(open(old + "/config.json"))["lr"], 0.01)
         config = open(old + "/config.json").read()
-        with open(old + "/last.pt", "r+b") as f:
+        checkpoint = old + "/checkpoints/" + open(old + "/checkpoints/latest").read().strip()
+        with open(checkpoint, "r+b") as f:
             f.truncate(1000)
-        self.assertNotEqual(run("--resume=" + old, "--epochs=9", "--lr=0.5").returncode, 0)
+        self.assertNotEqual(run("--resume=" + checkpoint, "--epochs=9", "--lr=0.5").returncode, 0)
         self.assertEqual(open(old + "/config.json").read(), config)
 
     def test_resume_keeps_data_and_seed(self):
@@ -358,7 +359,7 @@ class BadInput(unittest.TestCase):
         while "run folder" not in first.stdout.readline():
             self.assertIsNone(first.poll())
         self.expect("run in it" if os.path.exists(d + "/metrics.jsonl") else "", "--run_dir=" + d)
-        while not os.path.exists(d + "/last.pt"):
+        while not os.path.exists(d + "/checkpoints/latest"):
             self.assertIsNone(first.poll())
         self.expect("another run is using it", "--resume=" + d)
         first.send_signal(signal.SIGTERM)
@@ -449,8 +450,9 @@ class Failures(unittest.TestCase):
         process = self.start()
         ranks = children(process.pid)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
-        self.assertEqual(process.returncode, 130)
+        _, err = process.communicate(timeout=40)
+        self.assertEqual(process.returncode, 75, err)
+        self.assertIn("stopped by a signal in epoch ", err)
         self.assertFalse(any(alive(p) for p in ranks))
 
 

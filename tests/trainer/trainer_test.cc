@@ -170,13 +170,17 @@ TEST(Trainer, StopsEarlyAndKeepsTheBest) {
   s.options.epochs = 10;
   const std::string folder = Folder();
   s.options.best_path = folder + "/best.pt";
-  s.options.last_path = folder + "/last.pt";
   ASSERT_TRUE(Trainer<TensorBatch>(s.pieces, s.options).Fit().ok());
   EXPECT_EQ(s.counter.epochs, 3);
   Barrier(Group());
   EXPECT_EQ(*LoadPth(s.options.best_path)->find("epoch")->number(), 1);
-  EXPECT_EQ(*LoadPth(s.options.last_path)->find("epoch")->number(), 3);
 }
+
+/// Every epoch is the best.
+class AlwaysBetter : public NeverStop {
+ public:
+  absl::StatusOr<Verdict> Check(const std::map<std::string, double>&) override { return Verdict{true, false}; }
+};
 
 TEST(Trainer, ResumesAsIfItHadNotStopped) {
   const std::string path = Folder() + "/last.pt";
@@ -184,7 +188,9 @@ TEST(Trainer, ResumesAsIfItHadNotStopped) {
   for (TrainingRun* s : {&whole, &first, &second}) s->options.epochs = 4;
   ASSERT_TRUE(Trainer<TensorBatch>(whole.pieces, whole.options).Fit().ok());
   first.options.epochs = 2;
-  first.options.last_path = path;
+  AlwaysBetter better;
+  first.pieces.state.stop = &better;
+  first.options.best_path = path;
   ASSERT_TRUE(Trainer<TensorBatch>(first.pieces, first.options).Fit().ok());
   Barrier(Group());
   Trainer<TensorBatch> rest(second.pieces, second.options);
@@ -218,7 +224,9 @@ TEST(Trainer, OtherStatesGoIntoTheCheckpoint) {
   TrainingRun s;
   Remembers before(40 + Rank()), after(0);
   s.pieces.state.others = {{"hook", &before}};
-  s.options.last_path = path;
+  AlwaysBetter better;
+  s.pieces.state.stop = &better;
+  s.options.best_path = path;
   s.options.epochs = 1;
   ASSERT_TRUE(Trainer<TensorBatch>(s.pieces, s.options).Fit().ok());
   s.pieces.state.others = {{"hook", &after}, {"new", &before}};
@@ -229,7 +237,9 @@ TEST(Trainer, OtherStatesGoIntoTheCheckpoint) {
 
 TEST(Trainer, ACheckpointThatCannotBeWrittenIsAnErrorOnEveryRank) {
   TrainingRun s;
-  s.options.last_path = "/proc/nowhere/last.pt";
+  AlwaysBetter better;
+  s.pieces.state.stop = &better;
+  s.options.best_path = "/proc/nowhere/best.pt";
   const absl::Status status = Trainer<TensorBatch>(s.pieces, s.options).Fit();
   ASSERT_FALSE(status.ok());
   EXPECT_NE(status.message().find("/proc/nowhere"), std::string::npos) << status;
