@@ -70,6 +70,10 @@ absl::StatusOr<DistributedEnvironment> ReadEnvironment() {
     LOCKSTEP_ASSIGN_OR_RETURN(env.master_port, GetInt("MASTER_PORT", 0, 65535));
   }
   env.agent_store = Get("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  env.launch_id = Get("TORCHELASTIC_RUN_ID");
+  if (!Get("TORCHELASTIC_RESTART_COUNT").empty()) {
+    LOCKSTEP_ASSIGN_OR_RETURN(env.restarts, GetInt("TORCHELASTIC_RESTART_COUNT", 0, 1 << 30));
+  }
 
   const bool one_host = env.world_size == 1 || IsLoopback(env.master_addr);
   if (Get("LOCAL_WORLD_SIZE").empty()) {

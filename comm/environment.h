@@ -17,11 +17,14 @@ struct DistributedEnvironment {
   int master_port = 0;       ///< Port of rank 0's store; 0 when not launched.
   bool agent_store = false;  ///< The launcher itself holds the store (torchrun does); rank 0 then only connects.
   bool launched = false;     ///< A launcher set RANK and WORLD_SIZE.
+  int restarts = 0;          ///< How often the launcher has started all ranks again.
+  std::string launch_id;     ///< The launcher's name for this start and its restarts; empty if it gave none.
 };
 
 /// Reads the variables that torchrun and `lockstep_run` set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-/// MASTER_ADDR, MASTER_PORT. With neither RANK nor WORLD_SIZE set it is a world of one. InvalidArgument names the
-/// variable that is missing or wrong. Without LOCAL_RANK the run must be on one host, that is MASTER_ADDR loopback.
+/// MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_RUN_ID. With neither RANK nor WORLD_SIZE set it
+/// is a world of one. InvalidArgument names the variable that is missing or wrong. Without LOCAL_RANK the run must be
+/// on one host, that is MASTER_ADDR loopback.
 absl::StatusOr<DistributedEnvironment> ReadEnvironment();
 
 /// Whether `host` can be resolved; Unavailable after some seconds if not. A name that means nothing is a mistake, and

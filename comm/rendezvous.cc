@@ -9,6 +9,7 @@
 #include <c10/util/Flags.h>
 #include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <unistd.h>
@@ -111,6 +112,11 @@ absl::StatusOr<Rendezvous> OpenRendezvous(const std::string& init_method, int ra
     result.host = env.master_addr;
     LOCKSTEP_ASSIGN_OR_RETURN(
         result.store, OpenTcp(env.master_addr, env.master_port, rank == 0 && !env.agent_store, world_size, timeout));
+    // The launcher's store outlives the ranks: what those before a restart have left in it is none of ours.
+    if (env.agent_store) {
+      result.store =
+          c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("lockstep/restart_", env.restarts), result.store);
+    }
     return result;
   }
   if (rest.substr(0, 6) == "tcp://") {

@@ -317,16 +317,6 @@ absl::StatusOr<Plan> MakePlan(const Config& config, int gpu_count) {
   return plan;
 }
 
-std::string LaunchId() {
-  const char* const id = std::getenv("TORCHELASTIC_RUN_ID");
-  return id == nullptr ? "" : id;
-}
-
-bool IsRestart() {
-  const char* const count = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  return count != nullptr && std::atoi(count) > 0;
-}
-
 std::string ConfigJson(const Config& c, const Plan& plan) {
   nlohmann::ordered_json json;
   json["data"] = c.data;
@@ -367,7 +357,7 @@ std::string ConfigJson(const Config& c, const Plan& plan) {
   json["save_failure"] = c.save_failure_is_error ? "error" : "warning";
   json["stop_exit_code"] = c.stop_exit_code;
   json["max_restarts"] = c.max_restarts;
-  json["launch_id"] = LaunchId();
+  json["launch_id"] = plan.environment.launch_id;
   return json.dump(2) + "\n";
 }
 

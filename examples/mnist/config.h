@@ -49,11 +49,6 @@ absl::StatusOr<Plan> MakePlan(const Config& config, int gpu_count);
 /// The configuration as JSON, for the run's folder.
 std::string ConfigJson(const Config& config, const Plan& plan);
 
-/// The name that the launcher gave to this start of the ranks and all restarts; empty without a launcher.
-std::string LaunchId();
-/// Whether the launcher starts the ranks again after a failure.
-bool IsRestart();
-
 /// A relative path as the user meant it, who may have started the program through `bazel run`.
 std::string UserPath(const std::string& path);
 

@@ -83,7 +83,7 @@ int main(int argc, char** argv) {
     lockstep::DumpFlightRecordersOnSignal(SIGUSR2);
   }
   return lockstep::RankMain(options, [&](const lockstep::ProcessGroupPtr& group) -> absl::Status {
-    const auto run = mnist::OpenRunFolder(*config, group);
+    const auto run = mnist::OpenRunFolder(*config, env, group);
     if (!run.ok()) return run.status();
     if (env.rank == 0) {
       const auto dtype = mnist::AutocastType(*config, plan->cuda);

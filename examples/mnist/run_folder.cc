@@ -64,12 +64,12 @@ absl::StatusOr<std::string> LatestRun(const std::string& flag, const std::string
   return latest;
 }
 
-/// The run that this start of the launcher has begun before, or empty.
-std::string RunOfThisLaunch(const std::string& runs) {
-  return NewestRun(runs, "config.json", [](const fs::path& folder) {
+/// The newest run of a launch, or empty.
+std::string RunOfLaunch(const std::string& id, const std::string& runs) {
+  return NewestRun(runs, "config.json", [&](const fs::path& folder) {
     std::ifstream file(folder / "config.json");
     const auto config = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-    return config.is_object() && config.value("launch_id", "") == LaunchId();
+    return config.is_object() && config.value("launch_id", "") == id;
   });
 }
 
@@ -94,13 +94,13 @@ std::string RunOf(const std::string& checkpoint) {
 
 }  // namespace
 
-absl::StatusOr<RunFolder> PlanRunFolder(const Config& config) {
+absl::StatusOr<RunFolder> PlanRunFolder(const Config& config, const lockstep::DistributedEnvironment& environment) {
   RunFolder run;
   run.folder = config.run_dir;
   const std::string runs = UserPath("runs");
   std::error_code ignored;
-  if (IsRestart()) {
-    const std::string folder = run.folder.empty() ? RunOfThisLaunch(runs) : run.folder;
+  if (environment.restarts > 0) {
+    const std::string folder = run.folder.empty() ? RunOfLaunch(environment.launch_id, runs) : run.folder;
     if (!folder.empty() && Exists(fs::path(folder) / kCheckpoints)) {
       if (const auto latest = CheckpointIn(folder, /*best=*/false); latest.ok()) run.resume_path = *latest;
     }
@@ -143,7 +143,7 @@ absl::StatusOr<RunFolder> PlanRunFolder(const Config& config) {
     run.folder = base;
     for (int i = 2; fs::exists(run.folder, ignored); ++i) run.folder = absl::StrCat(base, "_", i);
   }
-  if (run.resume_path.empty() && !IsRestart() && IsRun(run.folder)) {
+  if (run.resume_path.empty() && environment.restarts == 0 && IsRun(run.folder)) {
     return absl::AlreadyExistsError(absl::StrCat("--run_dir=", run.folder,
                                                  ": there is a run in it; give another folder, "
                                                  "or --resume=",
@@ -192,11 +192,12 @@ absl::Status CheckSameData(const std::string& resume_path, const std::string& co
   return absl::OkStatus();
 }
 
-absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const lockstep::ProcessGroupPtr& group) {
+absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const lockstep::DistributedEnvironment& environment,
+                                        const lockstep::ProcessGroupPtr& group) {
   RunFolder run;
   absl::Status status;
   if (lockstep::GetRank(group) == 0) {
-    auto planned = PlanRunFolder(config);
+    auto planned = PlanRunFolder(config, environment);
     status = planned.status();
     if (status.ok()) {
       run = *std::move(planned);

@@ -22,11 +22,12 @@ struct RunFolder {
 /// Decides the paths, with the folder's default `runs/<time>` below where the user stood; makes nothing. When the
 /// launcher starts the ranks again, the run that it started before goes on from its latest checkpoint. Errors: a folder
 /// that has a run in it and is not resumed, nothing to resume.
-absl::StatusOr<RunFolder> PlanRunFolder(const Config& config);
+absl::StatusOr<RunFolder> PlanRunFolder(const Config& config, const lockstep::DistributedEnvironment& environment);
 
 /// Rank 0 plans the folder, makes it and checks that checkpoints can be written; all ranks get the same result.
 /// Collective.
-absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const lockstep::ProcessGroupPtr& group);
+absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const lockstep::DistributedEnvironment& environment,
+                                        const lockstep::ProcessGroupPtr& group);
 
 /// The configuration of the run that a checkpoint is of, as JSON: from the checkpoint, or from the run's folder; empty
 /// where it is in neither.
