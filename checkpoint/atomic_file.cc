@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <system_error>
 
@@ -17,6 +19,28 @@ std::string Folder(const std::string& path) {
   const auto folder = std::filesystem::path(path).parent_path().string();
   return folder.empty() ? "." : folder;
 }
+
+/// Over the limit of a file's size (ulimit -f) a write fails, as on a full disk; the signal that comes with it would
+/// end the process.
+class NoFileSizeSignal {
+ public:
+  NoFileSizeSignal() {
+    sigemptyset(&signal_);
+    sigaddset(&signal_, SIGXFSZ);
+    pthread_sigmask(SIG_BLOCK, &signal_, &before_);
+  }
+  ~NoFileSizeSignal() {
+    if (sigismember(&before_, SIGXFSZ) == 1) return;
+    const int error = errno;
+    const timespec at_once{};
+    sigtimedwait(&signal_, nullptr, &at_once);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    errno = error;
+  }
+
+ private:
+  sigset_t signal_, before_;
+};
 
 }  // namespace
 
@@ -30,7 +54,8 @@ AtomicFile::~AtomicFile() {
 absl::Status AtomicFile::Error(const std::string& what) const {
   const int error = errno;
   const std::string text = absl::StrCat("file ", path_, ": cannot ", what, ": ", std::strerror(error));
-  return error == ENOSPC || error == EDQUOT ? absl::ResourceExhaustedError(text) : absl::UnavailableError(text);
+  return error == ENOSPC || error == EDQUOT || error == EFBIG ? absl::ResourceExhaustedError(text)
+                                                              : absl::UnavailableError(text);
 }
 
 absl::Status AtomicFile::Open() {
@@ -50,6 +75,7 @@ absl::Status AtomicFile::Open() {
 }
 
 absl::Status AtomicFile::Write(const void* data, size_t size) {
+  const NoFileSizeSignal guard;
   const char* p = static_cast<const char*>(data);
   while (size > 0) {
     const ssize_t n = write(fd_, p, size);

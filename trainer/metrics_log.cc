@@ -9,6 +9,8 @@
 
 #include "lockstep/checkpoint/atomic_file.h"
 
+#include "lockstep/base/logging.h"
+
 namespace lockstep {
 
 namespace {
@@ -69,8 +71,11 @@ void MetricsLog::OnValidated(const EpochInfo& info) {
 
 void MetricsLog::WriteLine(std::ofstream& file, const std::string& line) {
   file << line << std::endl;
-  if (!file)
-    throw std::runtime_error(absl::StrCat("a metrics file in ", folder_, " cannot be written: ", std::strerror(errno)));
+  if (file) return;
+  const std::string what = absl::StrCat("a metrics file in ", folder_, " cannot be written: ", std::strerror(errno));
+  if (failure_is_error_) throw std::runtime_error(what);
+  LOG(WARNING) << what;
+  file.clear();
 }
 
 }  // namespace lockstep

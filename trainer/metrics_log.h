@@ -12,12 +12,13 @@ namespace lockstep {
 /// Appends an object per epoch to `<folder>/metrics.jsonl` (epoch and every metric) and, every `every` steps, one to
 /// `<folder>/steps.jsonl` (epoch, step, loss, learning_rate, loss_scale, skipped_steps of the epoch so far, and
 /// grad_norm where gradients are clipped, of this rank). Numbers that are not finite are null. On one rank of a run. A
-/// line that can't be written throws. `images_per_second` and `seconds` are measured; all else is the same in every run
-/// with the same configuration.
+/// line that can't be written throws, or is a warning. `images_per_second` and `seconds` are measured; all else is the
+/// same in every run with the same configuration.
 class MetricsLog : public TrainObserver {
  public:
   /// `every` of 0: no steps.
-  MetricsLog(std::string folder, size_t every) : folder_(std::move(folder)), every_(every) {}
+  MetricsLog(std::string folder, size_t every, bool failure_is_error = true)
+      : folder_(std::move(folder)), every_(every), failure_is_error_(failure_is_error) {}
 
   /// Opens the files for a run that begins in `first_epoch` after `steps_done` steps of it. What was before is kept,
   /// lines of what comes again are dropped.
@@ -32,6 +33,7 @@ class MetricsLog : public TrainObserver {
 
   const std::string folder_;
   const size_t every_;
+  const bool failure_is_error_;
   std::ofstream metrics_, steps_;
 };
 

@@ -46,6 +46,7 @@ struct TrainerOptions {
   bool schedule_each_step = false;         ///< The scheduler steps with the optimizer, not after each epoch.
   JoinOptions join;                        ///< Used when there are joinables.
   std::string best_path;                   ///< Where the best state is kept; empty: nowhere.
+  bool best_failure_is_error = true;       ///< Whether training ends when that can't be written; else a warning.
   CheckpointIntervals checkpoints;         ///< When the checkpointer saves.
   std::string config;                      ///< Is saved with each checkpoint, for people and for whoever resumes.
   uint64_t seed = 0;                       ///< Of the generators of ranks that join a resumed run.
@@ -326,7 +327,9 @@ class Trainer {
 
   absl::Status Save(const std::string& path, size_t epoch) {
     if (path.empty()) return absl::OkStatus();
-    LOCKSTEP_RETURN_IF_ERROR(SaveOnRankZero(pieces_.state, epoch, path, *pieces_.writer, pieces_.group));
+    const absl::Status saved = SaveOnRankZero(pieces_.state, epoch, path, *pieces_.writer, pieces_.group);
+    if (!saved.ok() && !options_.best_failure_is_error) return LogNotSaved(saved, pieces_.group);
+    LOCKSTEP_RETURN_IF_ERROR(saved);
     Tell([&](TrainObserver& o) { o.OnSaved(path); });
     return absl::OkStatus();
   }

@@ -11,6 +11,8 @@
 #include "lockstep/comm/agree.h"
 #include "lockstep/ddp/sharded_optimizer.h"
 
+#include "lockstep/base/logging.h"
+
 namespace lockstep {
 namespace {
 
@@ -65,6 +67,11 @@ absl::Status SaveOnRankZero(const TrainingParts& parts, size_t epoch, const std:
   absl::Status status = state.status();
   if (GetRank(group) == 0 && state.ok()) status = writer.Save(*state, path);
   return AgreeOnStatus(status, group);
+}
+
+absl::Status LogNotSaved(const absl::Status& why, const ProcessGroupPtr& group) {
+  if (GetRank(group) == 0) LOG(WARNING) << "a checkpoint was not saved: " << why.message();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const TrainingParts& parts) {

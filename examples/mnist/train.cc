@@ -193,6 +193,7 @@ absl::Status Train(const Config& given, const Plan& plan, const RunFolder& paths
   options.device = device.type();
   options.autocast = autocast;
   options.best_path = paths.best_path;
+  options.best_failure_is_error = config.save_failure_is_error;
   options.checkpoints.steps = config.save_every_steps;
   options.checkpoints.epochs = config.save_every_epochs;
   options.checkpoints.minutes = config.save_every_minutes;
@@ -209,7 +210,7 @@ absl::Status Train(const Config& given, const Plan& plan, const RunFolder& paths
   lockstep::PthWriter writer;
   lockstep::ProgressPrinter progress(rank, world_size);
   lockstep::LinePrinter lines(rank, std::max(config.log_every, 1));
-  lockstep::MetricsLog log(paths.folder, config.log_every > 0 ? config.log_every : 50);
+  lockstep::MetricsLog log(paths.folder, config.log_every > 0 ? config.log_every : 50, config.save_failure_is_error);
   lockstep::CheckpointerOptions saving;
   saving.folder = paths.checkpoints;
   saving.keep_last = config.keep_last;
