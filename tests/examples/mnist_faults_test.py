@@ -95,9 +95,9 @@ class Faults(unittest.TestCase):
             self.assertIn("No such file or directory", result.stderr)
 
     def test_a_folder_that_becomes_a_file(self):
-        result = self.run_with("", "--epochs=200", beside=f"(until test -f {self.run_dir}/checkpoints/latest; do sleep 0.02; done; "
-                                          f"until mv {self.run_dir}/checkpoints {self.run_dir}/old && "
-                                          f"touch {self.run_dir}/checkpoints; do rm -rf {self.run_dir}/old; done)")
+        checkpoints = self.run_dir + "/checkpoints"
+        result = self.run_with("", "--epochs=200", beside=f"(until test -f {checkpoints}/latest; do sleep 0.02; done; "
+                                                          f"until test -f {checkpoints}; do rm -rf {checkpoints}; touch {checkpoints}; done)")
         self.assertEqual(result.returncode, 1, result.stderr)
         self.assertRegex(result.stderr, "Not a directory|No such file or directory")
 
