@@ -199,10 +199,14 @@ Stateful* BucketedReducer::stateful_hook() const { return dynamic_cast<Stateful*
 
 Value BucketedReducer::SaveState() {
   Value state((ValueDict())), expected((ValueDict()));
-  ValueList order;
-  for (size_t i : order_) order.emplace_back(Named(slots_[i]).name);
+  const auto names = [&](const std::vector<size_t>& slots) {
+    ValueList list;
+    for (size_t i : slots) list.emplace_back(Named(slots_[i]).name);
+    return list;
+  };
   for (const Slot& slot : slots_) expected.set(Named(slot).name, slot.expected);
-  state.set("order", std::move(order));
+  state.set("order", names(order_));
+  state.set("ready_order", names(ready_order_));  // the buckets may still be to be made of it
   state.set("rebuilt", rebuilt_);
   state.set("finished", finished_);
   state.set("learned", learned_);
@@ -228,12 +232,9 @@ absl::Status BucketedReducer::LoadState(const Value& state) {
   }
   std::map<std::string, size_t> slots;
   for (size_t i = 0; i < slots_.size(); ++i) slots[Named(slots_[i]).name] = i;
-  const Value *names = state.find("order"), *saved = state.find("expected");
+  const Value* const saved = state.find("expected");
   const auto no_match = absl::InvalidArgumentError("reducer: the state is of other parameters");
-  if (names == nullptr || names->items() == nullptr || saved == nullptr || saved->dict() == nullptr ||
-      saved->dict()->items.size() != slots_.size()) {
-    return no_match;
-  }
+  if (saved == nullptr || saved->dict() == nullptr || saved->dict()->items.size() != slots_.size()) return no_match;
   std::vector<int> expected(slots_.size());
   size_t used = 0;
   for (const auto& [name, i] : slots) {
@@ -241,14 +242,21 @@ absl::Status BucketedReducer::LoadState(const Value& state) {
     if (expected[i] < -1) return no_match;
     used += expected[i] >= 0 ? 1 : 0;
   }
-  std::vector<size_t> order;
-  for (const Value& name : *names->items()) {
-    const auto found = name.string() == nullptr ? slots.end() : slots.find(*name.string());
-    if (found == slots.end()) return no_match;
-    order.push_back(found->second);
-    slots.erase(found);
-  }
-  if (order.size() < used) return no_match;
+  // Each name once.
+  const auto read = [&](const char* key, std::vector<size_t>& into) {
+    const Value* const names = state.find(key);
+    if (names == nullptr || names->items() == nullptr) return false;
+    auto left = slots;
+    for (const Value& name : *names->items()) {
+      const auto found = name.string() == nullptr ? left.end() : left.find(*name.string());
+      if (found == left.end()) return false;
+      into.push_back(found->second);
+      left.erase(found);
+    }
+    return true;
+  };
+  std::vector<size_t> order, ready;
+  if (!read("order", order) || !read("ready_order", ready) || order.size() < used) return no_match;
   rebuilt_ = number(state, "rebuilt") == 1;
   finished_ = number(state, "finished") == 1;
   learned_ = number(state, "learned") == 1;
@@ -258,6 +266,7 @@ absl::Status BucketedReducer::LoadState(const Value& state) {
     slots_[i].used = Named(slots_[i]).parameter.grad().defined();
   }
   BuildBuckets(order);
+  ready_order_ = ready;
   return absl::OkStatus();
 }
 

@@ -6,14 +6,9 @@
 #include <vector>
 
 #include "lockstep/ddp/sharded_reducer.h"
+#include "lockstep/ddp/sharded_state.h"
 
 namespace lockstep {
-
-/// Says of an optimizer that its state is this rank's part of a whole.
-class ShardedState {
- public:
-  virtual ~ShardedState() = default;
-};
 
 /// One of LibTorch's optimizers, `Inner`, with its state spread over the ranks: each rank steps the pieces of its shard
 /// and then gathers everybody's. For optimizers that treat each element by itself (SGD, Adam, AdamW, Adagrad, RMSprop)
@@ -30,18 +25,28 @@ class ShardedState {
 ///
 /// It is an `Inner` over pieces, so that schedulers, scalers and clipping by value work on it; a norm over all
 /// gradients needs the other ranks' pieces too (the trainer's max_grad_norm sees to that), and a GradScaler needs its
-/// group, so that all ranks step or none does. Its state is this rank's part, which the trainer's checkpoints refuse.
+/// group, so that all ranks step or none does. Its state is this rank's part;
+/// WholeState, which the trainer saves, is that of an `Inner` over the whole parameters.
 template <typename Inner>
 class ShardedOptimizer : public Inner, public ShardedState {
  public:
   /// The reducer outlives it. `options` as Inner takes them.
   template <typename... Options>
   explicit ShardedOptimizer(ShardedReducer& reducer, Options&&... options)
-      : Inner(Pieces(reducer), std::forward<Options>(options)...), reducer_(reducer) {}
-  /// With groups of pieces; see ShardedReducer::shard.
+      : Inner(Pieces(reducer), std::forward<Options>(options)...),
+        reducer_(reducer),
+        members_(GroupMembers(*this, reducer)) {}
+  /// With groups of pieces (see ShardedReducer::shard), the same groups on all ranks.
   template <typename... Options>
   ShardedOptimizer(ShardedReducer& reducer, std::vector<torch::optim::OptimizerParamGroup> groups, Options&&... options)
-      : Inner(std::move(groups), std::forward<Options>(options)...), reducer_(reducer) {}
+      : Inner(std::move(groups), std::forward<Options>(options)...),
+        reducer_(reducer),
+        members_(GroupMembers(*this, reducer)) {}
+
+  absl::StatusOr<Value> WholeState() const override { return WholeOptimizerState(*this, reducer_); }
+  absl::Status LoadWholeState(const Value& state) override {
+    return LoadWholeOptimizerState(state, *this, reducer_, members_);
+  }
 
   /// Collective.
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override {
@@ -58,6 +63,7 @@ class ShardedOptimizer : public Inner, public ShardedState {
   }
 
   ShardedReducer& reducer_;
+  const std::vector<std::vector<size_t>> members_;  // of the groups
 };
 
 }  // namespace lockstep

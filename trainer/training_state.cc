@@ -9,7 +9,7 @@
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/state_dict.h"
 #include "lockstep/comm/agree.h"
-#include "lockstep/ddp/sharded_optimizer.h"
+#include "lockstep/ddp/sharded_state.h"
 
 #include "lockstep/base/logging.h"
 
@@ -42,11 +42,10 @@ absl::Status CheckMasterWeights(const Value& saved, const MasterWeights& master)
 absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch) {
   Value checkpoint((ValueDict())), others((ValueDict()));
   for (const auto& [name, other] : parts.others) others.set(name, other->SaveState());  // first: it may communicate
-  if (dynamic_cast<const ShardedState*>(parts.optimizer) != nullptr) {
-    return absl::InvalidArgumentError("optimizer: its state is spread over the ranks and can't be saved as one");
-  }
   checkpoint.set("model", ModuleState(*parts.module));
-  LOCKSTEP_ASSIGN_OR_RETURN(Value optimizer, OptimizerState(*parts.optimizer));
+  const auto* const sharded = dynamic_cast<const ShardedState*>(parts.optimizer);
+  LOCKSTEP_ASSIGN_OR_RETURN(Value optimizer,
+                            sharded == nullptr ? OptimizerState(*parts.optimizer) : sharded->WholeState());
   checkpoint.set("optimizer", std::move(optimizer));
   checkpoint.set("scaler", NumbersState(parts.scaler->state()));
   checkpoint.set("epoch", static_cast<int64_t>(epoch));
@@ -91,12 +90,14 @@ absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const Training
   LOCKSTEP_RETURN_IF_ERROR(named("scaler", scaler_numbers.status()));
   LOCKSTEP_RETURN_IF_ERROR(named("stop", stop_numbers.status()));
   LOCKSTEP_RETURN_IF_ERROR(named("model", CheckModuleState(*model, *parts.module)));
+  auto* const sharded = dynamic_cast<ShardedState*>(parts.optimizer);
   auto* const master = MasterWeights::Of(*parts.optimizer);
   const Value* const master_weights = checkpoint.find("master_weights");
   if (master != nullptr && master_weights != nullptr) {
     LOCKSTEP_RETURN_IF_ERROR(named("master_weights", CheckMasterWeights(*master_weights, *master)));
   }
-  LOCKSTEP_RETURN_IF_ERROR(named("optimizer", LoadOptimizerState(*optimizer, *parts.optimizer)));
+  LOCKSTEP_RETURN_IF_ERROR(named("optimizer", sharded == nullptr ? LoadOptimizerState(*optimizer, *parts.optimizer)
+                                                                 : sharded->LoadWholeState(*optimizer)));
   // A run without a scaler may go on with one, which then starts anew.
   if (!scaler_numbers->empty()) LOCKSTEP_RETURN_IF_ERROR(named("scaler", parts.scaler->set_state(*scaler_numbers)));
   LOCKSTEP_RETURN_IF_ERROR(named("stop", parts.stop->set_state(*stop_numbers)));

@@ -27,7 +27,8 @@ struct TrainingParts {
 
 /// {model, optimizer, scaler, epoch, best, stop, master_weights, others}: `epoch` is the last finished one, counted
 /// from 1, `best` the best value of the stop criterion's metric, `stop` the criterion's state, `master_weights` a list
-/// of the optimizer's where it has such. Every rank calls it where there are others.
+/// of the optimizer's where it has such. Collective where there are others
+/// or the optimizer's state is spread over the ranks.
 absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch);
 
 /// Rank 0 writes the state to `path`; every rank knows whether it worked. Collective.

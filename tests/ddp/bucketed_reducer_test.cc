@@ -563,6 +563,39 @@ TEST(BucketedReducer, BucketsFollowTheOrderOfReadinessAfterTheFirstStep) {
   for (const auto& event : statistics.last) EXPECT_GE(event.done, event.launched);
 }
 
+TEST(BucketedReducer, TakesUpTheBucketsOfAnother) {
+  if (World() == 1) return;
+  using Names = std::vector<std::vector<std::string>>;
+  for (int steps : {0, 1, 2}) {  // before, between and after the buckets are made anew
+    const auto leaves = [] {
+      return std::vector<NamedParameter>{
+          {"a", Leaf(at::ones({2}))}, {"b", Leaf(at::ones({2}))}, {"c", Leaf(at::ones({2}))}};
+    };
+    const auto step = [](BucketedReducer& reducer, const std::vector<NamedParameter>& p) {
+      const at::Tensor out = (at::tanh(at::tanh(p[1].parameter * 1) * p[2].parameter) * p[0].parameter).sum();
+      reducer.PrepareForBackward({out});
+      out.backward();
+    };
+    const auto one = leaves(), two = leaves();
+    BucketedReducer first(one, Group(), Small()), second(two, Group(), Small());
+    for (int i = 0; i < steps; ++i) step(first, one);
+    const absl::Status loaded = second.LoadState(first.SaveState());
+    ASSERT_TRUE(loaded.ok()) << loaded;
+    EXPECT_EQ(second.bucket_names(), first.bucket_names());
+    step(second, two);
+    EXPECT_EQ(second.bucket_names(), steps == 0 ? (Names{{"c"}, {"b"}, {"a"}}) : (Names{{"a"}, {"c"}, {"b"}}));
+    // Of others, or with other sizes of buckets: nothing is changed.
+    BucketedReducerOptions large = Small();
+    large.bucket_cap_bytes *= 2;
+    const auto three = leaves();
+    BucketedReducer other(three, Group(), large);
+    EXPECT_FALSE(other.LoadState(first.SaveState()).ok());
+    const auto alone = Leaf(at::ones({2}));
+    BucketedReducer fewer({{"a", alone}}, Group(), Small());
+    EXPECT_FALSE(fewer.LoadState(first.SaveState()).ok());
+  }
+}
+
 // Gradients that are made in the buckets.
 
 at::Tensor Large(double value) { return at::full({256, 256}, value); }

@@ -3,11 +3,18 @@
 #include <gtest/gtest.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
+#include <unistd.h>
+
+#include <cstdlib>
 
 #include "expect_error.h"
+#include "lockstep/checkpoint/pth.h"
+#include "lockstep/checkpoint/state_dict.h"
+#include "lockstep/comm/texts.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/ddp/distributed_data_parallel.h"
 #include "lockstep/models/conv_net.h"
@@ -16,6 +23,11 @@
 
 namespace lockstep {
 namespace {
+
+std::string Temporary(const std::string& name) {
+  const char* const folder = std::getenv("TEST_TMPDIR");
+  return std::string(folder == nullptr ? "/tmp" : folder) + "/" + name + std::to_string(getpid());
+}
 
 const ProcessGroupPtr& Group() {
   static const ProcessGroupPtr group = InitProcessGroup().value();
@@ -101,6 +113,84 @@ TEST(ShardedOptimizer, KeepsItsShareOfTheState) {
   at::Tensor total = at::scalar_tensor(covered, at::kLong);
   AllReduce(total, Group());
   EXPECT_EQ(total.item<int64_t>(), all);  // every element once
+}
+
+/// The state as one over whole parameters, read back by plain and sharded optimizers, continues alike.
+template <typename Inner, typename Options>
+void ExpectWholeState(const Options& options, bool groups) {
+  const auto make = [](models::ConvNet& net) {
+    torch::manual_seed(1);
+    net = models::ConvNet();
+    nn::ToChannelsLast(*net);
+  };
+  models::ConvNet first_net{nullptr}, second_net{nullptr}, plain_net{nullptr};
+  for (auto* net : {&first_net, &second_net, &plain_net}) make(*net);
+  ShardedReducer *first_reducer = nullptr, *second_reducer = nullptr;
+  DistributedDataParallel first(first_net, Group(), Sharded(first_reducer)),
+      second(second_net, Group(), Sharded(second_reducer)), plain(plain_net, Group());
+  const auto optimizer = [&](ShardedReducer& reducer) {
+    if (!groups) return std::make_unique<ShardedOptimizer<Inner>>(reducer, options);
+    std::vector<at::Tensor> of[2];
+    for (const auto& piece : reducer.shard()) {
+      of[reducer.parameters()[piece.parameter].name.find("bias") == std::string::npos].push_back(piece.tensor);
+    }
+    std::vector<torch::optim::OptimizerParamGroup> list;
+    for (const auto& tensors : of) list.emplace_back(tensors, std::make_unique<Options>(options));
+    return std::make_unique<ShardedOptimizer<Inner>>(reducer, std::move(list), options);
+  };
+  const auto a = optimizer(*first_reducer), b = optimizer(*second_reducer);
+  std::vector<at::Tensor> of[2];
+  for (const auto& item : plain_net->named_parameters()) {
+    of[groups && item.key().find("bias") == std::string::npos].push_back(item.value());
+  }
+  std::vector<torch::optim::OptimizerParamGroup> list;
+  for (int g = 0; g < (groups ? 2 : 1); ++g) list.emplace_back(of[g], std::make_unique<Options>(options));
+  Inner c(list, options);
+  torch::manual_seed(10 + GetRank(Group()));
+  const auto step = [&](auto& ddp, auto& optimizer, const at::Tensor& x, const at::Tensor& y) {
+    optimizer.zero_grad();
+    torch::nn::functional::cross_entropy(ddp.forward(x), y).backward();
+    optimizer.step();
+  };
+  for (int i = 0; i < 3; ++i) {
+    const at::Tensor x = at::randn({8, 1, 28, 28}), y = at::randint(10, {8});
+    step(first, *a, x, y);
+    step(plain, c, x, y);
+  }
+  auto whole = a->WholeState();
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  if (GetRank(Group()) == 0) {
+    ASSERT_TRUE(SavePth(*whole, Temporary("state.pth")).ok());
+  }
+  const std::string path = BroadcastString(Temporary("state.pth"), Group());
+  const auto loaded = LoadPth(path);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ASSERT_TRUE(b->LoadWholeState(*loaded).ok()) << b->LoadWholeState(*loaded);
+  ASSERT_TRUE(LoadOptimizerState(*loaded, c).ok()) << LoadOptimizerState(*loaded, c);
+  ASSERT_TRUE(LoadModuleState(ModuleState(*first_net), *second_net).ok());
+  ASSERT_TRUE(LoadModuleState(ModuleState(*first_net), *plain_net).ok());
+  const at::Tensor x = at::randn({8, 1, 28, 28}), y = at::randint(10, {8});
+  step(first, *a, x, y);
+  step(second, *b, x, y);
+  step(plain, c, x, y);
+  for (const auto& item : first_net->named_parameters()) {
+    EXPECT_TRUE(item.value().equal(second_net->named_parameters()[item.key()])) << item.key();
+    EXPECT_TRUE(at::allclose(item.value(), plain_net->named_parameters()[item.key()], 1e-5, 1e-6)) << item.key();
+  }
+  // A state that doesn't fit.
+  Value other((ValueDict()));
+  other.set("state", ValueDict());
+  other.set("param_groups", ValueList{});
+  EXPECT_FALSE(b->LoadWholeState(other).ok());
+  Barrier(Group());
+}
+
+TEST(ShardedOptimizer, SavesAWholeStateThatPlainOnesRead) {
+  for (bool groups : {false, true}) {
+    ExpectWholeState<torch::optim::SGD>(torch::optim::SGDOptions(0.05).momentum(0.9), groups);
+    ExpectWholeState<torch::optim::Adam>(torch::optim::AdamOptions(1e-3), groups);
+    ExpectWholeState<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3), groups);
+  }
 }
 
 TEST(ShardedOptimizer, TakesGroupsOfPieces) {

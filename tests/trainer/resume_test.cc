@@ -32,6 +32,7 @@
 #include "lockstep/data/tensor_loader.h"
 #include "lockstep/ddp/distributed_data_parallel.h"
 #include "lockstep/ddp/power_sgd_hook.h"
+#include "lockstep/ddp/sharded_optimizer.h"
 #include "lockstep/samplers/distributed_sampler.h"
 #include "lockstep/trainer/stop_signals.h"
 #include "lockstep/trainer/trainer.h"
@@ -76,7 +77,8 @@ class DrawnBatches : public BatchSource<TensorBatch> {
 
 struct Scenario {
   std::string name;
-  bool autocast = false, scaler = false, hook = false, drawn = false, static_graph = false, background = true;
+  bool autocast = false, scaler = false, hook = false, drawn = false, static_graph = false, sharded = false,
+       background = true;
   size_t accumulate = 1, batch_size = 3, prefetch = 2;
   int64_t samples = 46;
   bool drop_last = false;
@@ -118,8 +120,19 @@ class SmallRun {
       power.min_compression_rate = 1;
       options.reducer.hook = std::make_shared<PowerSgdHook>(named, group_, power);
     }
+    if (scenario.sharded) {
+      options.make_reducer = [this](auto parameters, const auto& over) {
+        auto made = std::make_unique<ShardedReducer>(std::move(parameters), over);
+        sharded_ = made.get();
+        return made;
+      };
+    }
     ddp_ = std::make_unique<DistributedDataParallel<torch::nn::SequentialImpl>>(net_.ptr(), group_, options);
-    optimizer_ = std::make_unique<torch::optim::Adam>(net_->parameters(), torch::optim::AdamOptions(0.02));
+    if (scenario.sharded) {
+      optimizer_ = std::make_unique<ShardedOptimizer<torch::optim::Adam>>(*sharded_, torch::optim::AdamOptions(0.02));
+    } else {
+      optimizer_ = std::make_unique<torch::optim::Adam>(net_->parameters(), torch::optim::AdamOptions(0.02));
+    }
     scheduler_ = std::make_unique<torch::optim::StepLR>(*optimizer_, 3, 0.7);
     GradScalerOptions scaling;
     scaling.enabled = scenario.scaler;
@@ -201,6 +214,9 @@ class SmallRun {
       EXPECT_EQ(seen.rates[i], whole.seen.rates[all - n + i]) << i;
       EXPECT_EQ(seen.steps[i], whole.seen.steps[all - n + i]) << i;
     }
+    if (ddp_->bucketed_reducer() != nullptr) {
+      EXPECT_EQ(ddp_->bucketed_reducer()->bucket_names(), whole.ddp_->bucketed_reducer()->bucket_names());
+    }
     for (const auto& [epoch, metrics] : seen.metrics) EXPECT_EQ(metrics, whole.seen.metrics.at(epoch)) << epoch;
     ASSERT_LE(taken.size(), whole.taken.size());
     EXPECT_TRUE(std::equal(taken.rbegin(), taken.rend(), whole.taken.rbegin()));
@@ -215,7 +231,8 @@ class SmallRun {
   const Scenario scenario_;
   const ProcessGroupPtr group_;
   std::unique_ptr<DistributedDataParallel<torch::nn::SequentialImpl>> ddp_;
-  std::unique_ptr<torch::optim::Adam> optimizer_;
+  ShardedReducer* sharded_ = nullptr;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::unique_ptr<torch::optim::StepLR> scheduler_;
   std::unique_ptr<GradScaler> scaler_;
   std::unique_ptr<EarlyStopping> stopping_;
@@ -239,7 +256,10 @@ std::vector<Scenario> Scenarios() {
   Scenario fixed{"static graph"};
   fixed.static_graph = true;
   fixed.prefetch = 0;
-  return {plain, amp, accumulation, hook, drawn, fixed};
+  Scenario sharded{"sharded"};
+  sharded.sharded = true;
+  sharded.accumulate = 2;
+  return {plain, amp, accumulation, hook, drawn, fixed, sharded};
 }
 
 TEST(Resume, FromAnyStepEqualsARunThatDidNotStop) {
