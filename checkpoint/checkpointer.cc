@@ -103,6 +103,8 @@ absl::StatusOr<std::string> Checkpointer::FileName(const CheckpointMoment& momen
       absl::StrAppend(&name, key == "epoch" ? moment.epoch : moment.step);
     } else if (metric != moment.metrics.end()) {
       absl::StrAppend(&name, absl::StrFormat("%.*f", digits, metric->second));
+    } else if (moment.metrics.empty()) {
+      name += "none";
     } else {
       return absl::InvalidArgumentError("checkpoint name '" + pattern + "': there is no metric '" + key + "'");
     }

@@ -16,7 +16,8 @@ namespace lockstep {
 
 struct CheckpointerOptions {
   std::string folder;
-  /// A file's name without ending: {epoch}, {step}, or a metric as {val_accuracy} or {val_accuracy:.4f}.
+  /// A file's name without ending: {epoch}, {step}, or a metric as {val_accuracy} or {val_accuracy:.4f}; "none" for a
+  /// metric of a moment that has none, inside an epoch.
   std::string name = "step-{step}";
   size_t keep_last = 3;  ///< The newest so many are kept; 0: all.
   size_t keep_best = 0;  ///< And the best so many by `monitor`.

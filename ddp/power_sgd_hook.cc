@@ -8,6 +8,8 @@
 
 #include <cmath>
 
+#include "lockstep/base/logging.h"
+
 namespace lockstep {
 namespace {
 
@@ -241,6 +243,7 @@ absl::Status PowerSgdHook::LoadState(const Value& state) {
     kinds[named.name] = named.parameter.options().requires_grad(false).memory_format(std::nullopt);
   }
   std::map<std::string, Memory> loaded;
+  bool forgotten = false;
   for (const auto& [key, entry] : memory->dict()->items) {
     if (key.string() == nullptr)
       return absl::InvalidArgumentError("PowerSGD: the state's memory has a key that is no name");
@@ -263,6 +266,8 @@ absl::Status PowerSgdHook::LoadState(const Value& state) {
     if (errors != nullptr && errors->items() != nullptr &&
         errors->items()->size() == static_cast<size_t>(GetWorldSize(group_))) {
       error = (*errors->items())[GetRank(group_)].tensor();
+    } else {
+      forgotten |= errors != nullptr && errors->items() != nullptr;
     }
     const bool has_q = q != nullptr && q->tensor() != nullptr;
     if ((error != nullptr && error->numel() != size) || (has_q && q->tensor()->dim() != 2)) {
@@ -271,6 +276,9 @@ absl::Status PowerSgdHook::LoadState(const Value& state) {
     Memory& of = loaded[name];
     if (error != nullptr) of.error = error->to(kind, /*non_blocking=*/false, /*copy=*/true).view({-1});
     if (has_q) of.q = q->tensor()->to(kind, /*non_blocking=*/false, /*copy=*/true);
+  }
+  if (forgotten && GetRank(group_) == 0) {
+    LOG(WARNING) << "PowerSGD: the state is of another number of ranks; what had been lost so far is forgotten";
   }
   memory_ = std::move(loaded);
   step_ = static_cast<int64_t>(*step->number());
