@@ -197,7 +197,7 @@ TEST(Checkpointer, BadNamesAndOptions) {
     CheckpointerOptions options = In(folder);
     options.name = name;
     Checkpointer checkpointer(options, writer, Group());
-    const absl::Status status = checkpointer.Save(State(1), {});
+    const absl::Status status = checkpointer.Save(State(1), {1, 1, {{"accuracy", 0.5}}});
     EXPECT_NE(status.message().find(name), std::string::npos) << status;
   }
   for (const char* name : {"", "a/b"}) {
