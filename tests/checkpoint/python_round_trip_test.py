@@ -93,7 +93,30 @@ for name, make in {"sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nes
 """
 
 
+# A torchvision network with running statistics that are no zeros and ones; saves its state, a picture, and what it makes of it.
+RESNET = """
+import sys, torch, torchvision
+depth, path = sys.argv[1:3]
+torch.manual_seed(3)
+net = getattr(torchvision.models, "resnet" + depth)(weights=None)
+with torch.no_grad():
+    net(torch.rand(4, 3, 64, 64))
+net.eval()
+input = torch.rand(2, 3, 64, 64)
+torch.save(net.state_dict(), path, _use_new_zipfile_serialization=not path.endswith("legacy"))
+torch.save(input, path + ".input")
+with torch.no_grad():
+    torch.save(net(input), path + ".output")
+"""
+
+COMPARE = """
+import sys, torch
+ours, theirs = torch.load(sys.argv[1], weights_only=True)["output"], torch.load(sys.argv[2], weights_only=True)
+print((ours - theirs).abs().max().item(), theirs.abs().max().item())
+"""
+
 MISSING = missing()
+NO_TORCHVISION = MISSING or (python("import torchvision").returncode != 0 and "there is no torchvision")
 
 
 @unittest.skipIf(MISSING, MISSING)
@@ -130,6 +153,16 @@ class PythonRoundTrip(unittest.TestCase):
         result = subprocess.run([PROGRAM, "train", "adam", first + "adamw", third], capture_output=True, text=True, timeout=60)
         self.assertEqual(result.returncode, 1)
         self.assertIn("it is of AdamW, not Adam", result.stderr)
+
+    @unittest.skipIf(NO_TORCHVISION, NO_TORCHVISION)
+    def test_torchvision_networks(self):
+        for depth in ("18", "50"):
+            for form in ("zip", "legacy"):
+                path = os.path.join(self.folder, depth + form)
+                self.python(RESNET, depth, path)
+                self.ours("resnet", depth, path, path + ".ours")
+                difference, largest = self.python(COMPARE, path + ".ours", path + ".output")
+                self.assertLess(difference, 1e-5 * max(1, largest))
 
 
 if __name__ == "__main__":
