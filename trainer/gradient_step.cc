@@ -24,7 +24,7 @@ namespace {
 
 /// What SaveState says, read.
 struct Window {
-  size_t steps = 0, batches = 0, counted = 0;
+  size_t steps = 0, batches = 0, counted = 0, accumulate = 1;
   int64_t samples = 0;
   at::Tensor loss;
   std::map<std::string, at::Tensor> gradients;
@@ -45,6 +45,7 @@ absl::Status Read(const Value& state, Window& window) {
   if (gradients == nullptr) return absl::OkStatus();
   LOCKSTEP_RETURN_IF_ERROR(count("batches", window.batches));
   LOCKSTEP_RETURN_IF_ERROR(count("counted", window.counted));
+  LOCKSTEP_RETURN_IF_ERROR(count("accumulate", window.accumulate));
   LOCKSTEP_RETURN_IF_ERROR(count("samples", window.samples));
   if (const Value* const loss = state.find("loss"); loss != nullptr && loss->tensor() != nullptr) {
     window.loss = *loss->tensor();
@@ -119,7 +120,7 @@ bool GradientStep::Step() {
     } else {
       ddp_->SetWeight(std::nullopt);
     }
-  } else if (batches_ < options_.accumulate) {  // cut short
+  } else if (batches_ != options_.accumulate) {  // cut short, or begun by a run that took more
     ScaleGradients(static_cast<double>(options_.accumulate) / static_cast<double>(batches_));
   }
   ClipGradients();
@@ -141,6 +142,7 @@ Value GradientStep::SaveState(const torch::nn::Module& module) const {
   state.set("batches", static_cast<int64_t>(batches_));
   state.set("counted", static_cast<int64_t>(counted_));
   state.set("samples", samples_);
+  state.set("accumulate", static_cast<int64_t>(options_.accumulate));
   state.set("loss", loss_.defined() ? Value(loss_) : Value());
   Value gradients((ValueDict()));
   for (const auto& parameter : module.named_parameters()) {
@@ -169,9 +171,15 @@ absl::Status GradientStep::LoadState(const Value& state, torch::nn::Module& modu
   samples_ = window.samples;
   const at::Device device = parameters.is_empty() ? at::Device(at::kCPU) : parameters.begin()->value().device();
   loss_ = window.loss.defined() ? window.loss.to(device) : window.loss;
+  // Each batch's loss was divided by the other run's number of batches.
+  const double factor = options_.weight_by_samples
+                            ? 1
+                            : static_cast<double>(window.accumulate) / static_cast<double>(options_.accumulate);
+  const at::NoGradGuard no_grad;
   for (const auto& [name, gradient] : window.gradients) {
     at::Tensor parameter = *parameters.find(name);
     parameter.mutable_grad() = at::empty_like(parameter).copy_(gradient);
+    if (factor != 1) parameter.mutable_grad().mul_(factor);
   }
   return absl::OkStatus();
 }
@@ -183,6 +191,7 @@ absl::StatusOr<Value> GradientStep::ForOtherWorld(const ValueList& ranks, const 
     LOCKSTEP_RETURN_IF_ERROR(Read(rank, window));
     sum.steps = window.steps;
     sum.batches = window.batches;
+    sum.accumulate = window.accumulate;
     sum.counted += window.counted;
     sum.samples += window.samples;
     if (window.loss.defined()) sum.loss = sum.loss.defined() ? sum.loss + window.loss : window.loss;
@@ -198,6 +207,7 @@ absl::StatusOr<Value> GradientStep::ForOtherWorld(const ValueList& ranks, const 
   state.set("batches", static_cast<int64_t>(sum.batches));
   state.set("counted", static_cast<int64_t>(first ? sum.counted : 0));
   state.set("samples", first ? sum.samples : 0);
+  state.set("accumulate", static_cast<int64_t>(sum.accumulate));
   state.set("loss", first && sum.loss.defined() ? Value(sum.loss) : Value());
   // Their mean over ranks is taken later; with weight_by_samples their sum is divided by the samples of all.
   const double factor =

@@ -55,13 +55,14 @@ class GradientStep {
   /// Of the last step's gradients, before they were clipped by it (of several groups the largest); undefined without
   /// max_grad_norm.
   at::Tensor grad_norm() const { return grad_norm_; }
-  /// Batches of the window so far; 0 after the step.
-  size_t batches() const { return batches_; }
+  /// Whether no window has begun, and whether the next batch is the last one that a whole window takes.
+  bool between_steps() const { return batches_ == 0; }
+  bool is_next_last() const { return batches_ + 1 >= options_.accumulate; }
 
-  /// {"steps"} and, within a window, what it has so far: {"batches", "counted", "samples", "loss", "gradients"}, the
-  /// last this rank's of the module's parameters, by their names.
+  /// {"steps"} and, within a window, what it has so far: {"batches", "counted", "samples", "accumulate", "loss",
+  /// "gradients"}, the last this rank's of the module's parameters, by their names.
   Value SaveState(const torch::nn::Module& module) const;
-  /// Takes over one rank's state. InvalidArgument when it doesn't fit.
+  /// Takes over one rank's state; another number of batches a step is allowed. InvalidArgument when it doesn't fit.
   absl::Status LoadState(const Value& state, torch::nn::Module& module);
   /// Of the states of all ranks of one world what each rank of another takes: the first has all gradients, so that the
   /// step becomes the one that it would have been; the others have none.

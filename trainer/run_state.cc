@@ -17,6 +17,8 @@
 namespace lockstep {
 namespace {
 
+constexpr int kFormat = 1;  // of what is under "run"
+
 Stateful* ReducerOf(const RunParts& parts) {
   return parts.ddp == nullptr ? nullptr : dynamic_cast<Stateful*>(&parts.ddp->reducer());
 }
@@ -46,6 +48,13 @@ absl::StatusOr<LoadedRun> Load(const Value& checkpoint, const RunParts& parts, c
                ? status
                : absl::Status(status.code(), absl::StrCat("'run', '", part, "': ", std::string(status.message())));
   };
+  const Value* const format = run->find("format");
+  if (format == nullptr || !format->number().ok() || *format->number() != kFormat) {
+    const Value* const version = run->find("version");
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'run' is of another version of this library",
+        version != nullptr && version->string() != nullptr ? ", " + *version->string() : "", "; this is ", kVersion));
+  }
   // First what may not fit, then what changes something.
   const Value* const progress = run->find("progress");
   if (progress == nullptr) return absl::InvalidArgumentError("'run' has no 'progress'");
@@ -75,6 +84,7 @@ absl::StatusOr<LoadedRun> Load(const Value& checkpoint, const RunParts& parts, c
 absl::StatusOr<Value> SaveRunState(const RunParts& parts, const RunProgress& progress, const std::string& config,
                                    const ProcessGroupPtr& group) {
   Value run((ValueDict()));
+  run.set("format", kFormat);
   run.set("version", kVersion);
   run.set("config", config);
   LOCKSTEP_ASSIGN_OR_RETURN(Value saved, SaveRunProgress(progress, group));

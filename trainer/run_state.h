@@ -26,8 +26,8 @@ struct RunParts {
   GradientStep* gradients = nullptr;
 };
 
-/// The training state (see SaveTrainingState) and with it, under "run": {"version", "config", "progress", "schedule",
-/// "reducer"}, so that a run goes on from any batch as if it had not stopped. Whole on rank 0. Collective.
+/// The training state (see SaveTrainingState) and with it, under "run": {"format", "version", "config", "progress",
+/// "schedule", "reducer"}, so that a run goes on from any batch as if it had not stopped. Whole on rank 0. Collective.
 absl::StatusOr<Value> SaveRunState(const RunParts& parts, const RunProgress& progress, const std::string& config,
                                    const ProcessGroupPtr& group);
 

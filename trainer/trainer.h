@@ -212,12 +212,12 @@ class Trainer {
     const size_t window = options_.gradients.accumulate;
     info.steps = progress_.steps_before_pass + (pieces_.train->num_batches() + window - 1) / window;
     while (Batch* batch = batches.Next(device)) {
-      if (gradients_.batches() == 0) {
+      if (gradients_.between_steps()) {
         Tell([](TrainObserver& o) { o.OnStepStart(); });
         gradients_.Begin();
         progress_.of_step = {};
       }
-      const bool last = gradients_.batches() + 1 == window || batches.is_last();
+      const bool last = gradients_.is_next_last() || batches.is_last();
       StepOutput output;
       {
         const auto no_sync = gradients_.ForwardGuard(last);

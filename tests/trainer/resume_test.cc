@@ -9,6 +9,7 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -475,6 +476,27 @@ TEST(Resume, OtherBatchSizesShareOutTheRest) {
   for (int64_t i = 0; i < 48; ++i) EXPECT_EQ(all.count(i), 1) << i;
 }
 
+TEST(Resume, AnotherNumberOfBatchesAStepTakesUpAnUnfinishedOne) {
+  Scenario scenario = Scenarios()[0];
+  scenario.epochs = 1;
+  scenario.accumulate = 4;
+  const std::string folder = Folder();
+  SmallRun first(scenario, folder);
+  const StopSignals signals;
+  first.pieces.signals = &signals;
+  first.pieces.train_step = Signalling(first, 2, 0, SIGTERM);  // is answered after the third batch
+  ASSERT_TRUE(ExitCodeOf(first.Fit()));
+  Barrier(World());
+  for (size_t accumulate : {1, 2, 4, 5}) {
+    scenario.accumulate = accumulate;
+    SmallRun rest(scenario, "");
+    const absl::Status status = rest.Fit(*Checkpointer::Latest(folder));
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(rest.seen.steps.front(), (std::pair<size_t, size_t>{1, 1}));
+    EXPECT_EQ(rest.seen.metrics.at(1).at("train_ones"), 1);
+  }
+}
+
 TEST(Resume, RefusesDataWithFewerBatches) {
   Scenario scenario = Scenarios()[0];
   const std::string folder = Folder();
@@ -486,6 +508,50 @@ TEST(Resume, RefusesDataWithFewerBatches) {
   SmallRun rest(scenario, "");
   const absl::Status status = rest.Fit(folder + "/step-3.pth");
   EXPECT_NE(std::string(status.message()).find("fewer batches than the 3"), std::string::npos) << status;
+}
+
+TEST(Resume, RefusesWhatIsNoRunOfThisVersion) {
+  Scenario scenario = Scenarios()[0];
+  const std::string folder = Folder();
+  SmallRun first(scenario, folder);
+  first.options.checkpoints.steps = 1;
+  ASSERT_TRUE(first.Fit().ok());
+  Barrier(World());
+  const Value whole = *LoadPth(folder + "/step-3.pth");
+  const auto expect_refused = [&](const std::string& want, const std::function<void(Value & run)>& damage) {
+    Value copy((ValueDict()));
+    for (const auto& [key, value] : whole.dict()->items) copy.set(*key.string(), value);
+    Value run = *whole.find("run");
+    damage(run);
+    copy.set("run", run);
+    SmallRun rest(scenario, "");
+    Trainer<TensorBatch> trainer(rest.pieces, rest.options);
+    const absl::Status status = trainer.Resume(copy);
+    EXPECT_NE(std::string(status.message()).find(want), std::string::npos) << want << ": " << status;
+  };
+  expect_refused("another version", [](Value& run) { run.set("format", 99); });
+  expect_refused("another version", [](Value& run) { run.set("format", "1"); });
+  expect_refused("no 'progress'", [](Value& run) {
+    run = Value(ValueDict());
+    run.set("format", 1);
+  });
+  for (const char* key : {"epoch", "step", "total_steps", "ranks", "done"}) {
+    for (const Value& bad : {Value(), Value("x"), Value(-1), Value(std::nan(""))}) {
+      expect_refused(key, [&](Value& run) {
+        Value progress = *run.find("progress");
+        progress.set(key, bad);
+        run.set("progress", progress);
+      });
+    }
+  }
+  for (const char* key : {"batches", "samples", "sums", "window"}) {
+    expect_refused(key, [&](Value& run) {
+      Value progress = *run.find("progress"), ranks = *progress.find("ranks");
+      for (Value& rank : std::get<ValueList>(ranks.get())) rank.set(key, "bad");
+      progress.set("ranks", ranks);
+      run.set("progress", progress);
+    });
+  }
 }
 
 TEST(Resume, SavesByMinutesAndAtTheEnd) {
