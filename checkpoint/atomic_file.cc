@@ -1,5 +1,6 @@
 #include "lockstep/checkpoint/atomic_file.h"
 
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -42,6 +43,20 @@ class NoFileSizeSignal {
   sigset_t signal_, before_;
 };
 
+/// Of the files beside `path` that AtomicFile calls `path`.tmp.PID, those whose process has ended without removing
+/// them.
+void RemoveLeftovers(const std::string& path) {
+  namespace fs = std::filesystem;
+  const std::string begin = fs::path(path).filename().string() + ".tmp.";
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(Folder(path), ignored)) {
+    const std::string name = entry.path().filename().string();
+    int pid = 0;
+    if (name.rfind(begin, 0) != 0 || !absl::SimpleAtoi(name.substr(begin.size()), &pid) || pid <= 0) continue;
+    if (kill(pid, 0) != 0 && errno == ESRCH) fs::remove(entry.path(), ignored);
+  }
+}
+
 }  // namespace
 
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {}
@@ -65,6 +80,7 @@ absl::Status AtomicFile::Open() {
     errno = error.value();
     return Error("make its folder");
   }
+  RemoveLeftovers(path_);
   temporary_ = absl::StrCat(path_, ".tmp.", getpid());
   fd_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd_ < 0) {

@@ -8,7 +8,8 @@
 namespace lockstep {
 
 /// A file that appears under its name whole or not at all: it is written beside it, flushed to the disk and renamed,
-/// and the folder is flushed. A crash at any moment leaves the file that was there before. Not thread-safe.
+/// and the folder is flushed. A crash at any moment leaves the file that was there before, and the next one removes
+/// what is beside it. Not thread-safe.
 class AtomicFile {
  public:
   explicit AtomicFile(std::string path);

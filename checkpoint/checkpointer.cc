@@ -18,6 +18,7 @@
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/internal/checkpoint_list.h"
 #include "lockstep/checkpoint/pth.h"
+#include "lockstep/checkpoint/save_failure.h"
 #include "lockstep/comm/agree.h"
 
 #include "lockstep/base/logging.h"
@@ -137,10 +138,8 @@ absl::Status Checkpointer::Save(const Value& state, const CheckpointMoment& mome
 
 absl::Status Checkpointer::Wait() {
   if (thread_.joinable()) thread_.join();
-  const absl::Status status = AgreeOnStatus(std::exchange(last_, absl::OkStatus()), group_);
-  if (status.ok() || options_.failure_is_error) return status;
-  if (GetRank(group_) == 0) LOG(WARNING) << "a checkpoint was not saved: " << status.message();
-  return absl::OkStatus();
+  return ErrorOrWarning(AgreeOnStatus(std::exchange(last_, absl::OkStatus()), group_), options_.failure_is_error,
+                        group_);
 }
 
 absl::Status Checkpointer::Write(const Value& state, const std::string& file, const CheckpointMoment& moment) {
@@ -153,9 +152,21 @@ absl::Status Checkpointer::Write(const Value& state, const std::string& file, co
     if (metric != moment.metrics.end()) now.metric = metric->second;
 
     CheckpointList list;
-    if (auto old = internal::ReadCheckpointList(folder); old.ok()) list = *std::move(old);
+    if (auto old = internal::ReadCheckpointList(folder); old.ok()) {
+      list = *std::move(old);
+    } else if (!absl::IsNotFound(old.status())) {
+      LOG(WARNING) << old.status().message() << "; a new one is begun, and what it listed is left alone";
+    }
     auto& all = list.checkpoints;
-    all.erase(std::remove_if(all.begin(), all.end(), [&](const auto& one) { return one.file == file; }), all.end());
+    std::vector<std::string> dropped;
+    // What a run had saved that went on from an earlier step is no part of it any more.
+    const auto is_abandoned = [&](const auto& one) { return one.step > now.step && one.epoch >= now.epoch; };
+    for (const auto& one : all) {
+      if (is_abandoned(one) && options_.keep_last > 0) dropped.push_back(one.file);
+    }
+    all.erase(
+        std::remove_if(all.begin(), all.end(), [&](const auto& one) { return one.file == file || is_abandoned(one); }),
+        all.end());
     all.push_back(now);
     list.more_is_better = options_.more_is_better;
 
@@ -169,7 +180,6 @@ absl::Status Checkpointer::Write(const Value& state, const std::string& file, co
       kept.insert(best->file);
       rest.checkpoints.erase(rest.checkpoints.begin() + (best - rest.checkpoints.data()));
     }
-    std::vector<std::string> dropped;
     for (const auto& one : all) {
       if (kept.count(one.file) == 0) dropped.push_back(one.file);
     }
@@ -195,6 +205,14 @@ absl::StatusOr<std::string> Checkpointer::Latest(const std::string& folder) {
     const absl::Status whole = internal::CheckWhole(*one, folder);
     if (whole.ok()) return folder + "/" + one->file;
     LOG(WARNING) << "checkpoint " << folder << "/" << one->file << ": " << whole.message() << "; taking an older one";
+  }
+  // A crash may have come between a file that was written anew under its name and the list: it has checksums of its
+  // own.
+  for (auto one = list->checkpoints.rbegin(); one != list->checkpoints.rend(); ++one) {
+    const std::string path = folder + "/" + one->file;
+    if (!LoadPth(path).ok()) continue;
+    LOG(WARNING) << "checkpoint " << path << ": it can be read, though it is not what the list says; there is no other";
+    return path;
   }
   return absl::NotFoundError(absl::StrCat("folder ", folder, ": there is no whole checkpoint in it"));
 }

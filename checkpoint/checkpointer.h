@@ -19,7 +19,9 @@ struct CheckpointerOptions {
   /// A file's name without ending: {epoch}, {step}, or a metric as {val_accuracy} or {val_accuracy:.4f}; "none" for a
   /// metric of a moment that has none, inside an epoch.
   std::string name = "step-{step}";
-  size_t keep_last = 3;  ///< The newest so many are kept; 0: all.
+  /// The newest so many are kept; 0: all. Those of a later step than the one that is saved are dropped: a run has gone
+  /// on from an earlier one.
+  size_t keep_last = 3;
   size_t keep_best = 0;  ///< And the best so many by `monitor`.
   std::string monitor;   ///< A metric; needed for keep_best.
   bool more_is_better = false;
@@ -35,9 +37,9 @@ struct CheckpointMoment {
 };
 
 /// Keeps checkpoints of a run in a folder of its own, written by rank 0: the newest and the best, each whole or not at
-/// all. `checkpoints.json` lists them, oldest first, with sizes and checksums, and `latest` names the newest; both are
-/// written after the file and before older ones are removed, so that a crash at any moment leaves a list of whole
-/// files.
+/// all. Files end in .pth, whatever the writer. `checkpoints.json` lists them, oldest first, with sizes and checksums,
+/// and `latest` names the newest; both are written after the file and before older ones are removed, so that a crash at
+/// any moment leaves a list of whole files.
 class Checkpointer {
  public:
   /// Temporary files that a crash has left in the folder are removed. `writer` outlives this. Throws c10::Error for
@@ -55,8 +57,9 @@ class Checkpointer {
   /// Waits for the last save and returns its result, on all ranks the same. Collective.
   absl::Status Wait();
 
-  /// The newest checkpoint of a folder that is whole by its size and checksum; others are named in the log. Without a
-  /// list of checkpoints, the newest .pth file that can be read. NotFound if there is none.
+  /// The newest checkpoint of a folder that is whole by its size and checksum; others are named in the log. Where none
+  /// is, as after a crash with one file that is always written anew, or without a list: the newest that can be read.
+  /// NotFound if there is none.
   static absl::StatusOr<std::string> Latest(const std::string& folder);
   /// The same for the best by the monitored metric.
   static absl::StatusOr<std::string> Best(const std::string& folder);

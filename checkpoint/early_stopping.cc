@@ -44,6 +44,7 @@ absl::StatusOr<StopCriterion::Verdict> EarlyStopping::Check(const std::map<std::
     ++counter_;
   }
   last_ = value;
+  cause_ = Cause::kNone;
   if (options_.stopping_threshold && Better(value, *options_.stopping_threshold)) {
     cause_ = Cause::kStoppingThreshold;
   } else if (options_.divergence_threshold && Better(*options_.divergence_threshold, value)) {
@@ -86,6 +87,7 @@ absl::Status EarlyStopping::set_state(const std::map<std::string, double>& state
   best_ = state.at("best");
   last_ = state.at("last");
   cause_ = static_cast<Cause>(static_cast<int>(stopped));
+  if (cause_ == Cause::kPatience && counter_ < options_.patience) cause_ = Cause::kNone;  // there is more of it now
   return absl::OkStatus();
 }
 

@@ -56,9 +56,10 @@ absl::StatusOr<std::vector<Value>> GatherValues(const Value& mine, const Process
   const auto pickled = internal::Pickle(mine);
   LOCKSTEP_RETURN_IF_ERROR(AgreeOnStatus(pickled.status(), group));
   std::vector<Value> values;
-  for (const std::string& text : GatherString(Pack(*pickled), group)) {
+  for (std::string& text : GatherString(Pack(*pickled), group)) {
     LOCKSTEP_ASSIGN_OR_RETURN(Value value, Unpack(text));
     values.push_back(std::move(value));
+    std::string().swap(text);  // no longer twice in memory
   }
   return values;
 }

@@ -19,7 +19,7 @@ class StopCriterion {
   virtual absl::StatusOr<Verdict> Check(const std::map<std::string, double>& metrics) = 0;
   /// Validations since the last improvement, for people to read.
   virtual int counter() const = 0;
-  /// Why it stopped, for people; empty while it has not.
+  /// Why it stopped, for people; empty while it has not. A resumed training doesn't begin where there is a reason.
   virtual std::string reason() const { return ""; }
   /// Everything that must be kept for training to resume as if it had not stopped.
   virtual std::map<std::string, double> state() const = 0;

@@ -3,6 +3,8 @@
 #include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
 
+#include <cmath>
+
 namespace lockstep {
 
 Value::Value(ValueDict v) : value_(std::move(v)) {}
@@ -20,6 +22,15 @@ absl::StatusOr<double> Value::number() const {
   if (const auto* v = std::get_if<double>(&value_)) return *v;
   if (const auto* v = tensor(); v != nullptr && v->numel() == 1) return v->item<double>();
   return absl::InvalidArgumentError(absl::StrCat("a number is wanted, this is a ", type_name()));
+}
+
+absl::StatusOr<int64_t> Value::count() const {
+  const auto value = number();
+  if (!value.ok()) return value.status();
+  if (!(*value >= 0 && *value < 9e15 && *value == std::floor(*value))) {
+    return absl::InvalidArgumentError(absl::StrCat("a count is wanted, this is ", *value));
+  }
+  return static_cast<int64_t>(*value);
 }
 
 const Value* Value::find(const std::string& key) const {

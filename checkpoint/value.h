@@ -83,6 +83,8 @@ class Value {
 
   /// A number from a bool, an integer, a float or a tensor of one element; InvalidArgument otherwise.
   absl::StatusOr<double> number() const;
+  /// A whole number from 0 on that a double holds exactly; InvalidArgument otherwise.
+  absl::StatusOr<int64_t> count() const;
 
   /// The entry of a dict under a string key, null if there is none (or this is no dict).
   const Value* find(const std::string& key) const;

@@ -6,9 +6,13 @@
 #include <absl/strings/str_cat.h>
 
 #include <netdb.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <sstream>
 #include <thread>
 
 #include "lockstep/base/status_macros.h"
@@ -33,6 +37,19 @@ absl::StatusOr<int> GetInt(const char* name, int low, int high) {
         absl::StrCat("environment: ", name, "=", text, " must be a number from ", low, " to ", high));
   }
   return value;
+}
+
+/// The process that started this one, by its number and the time of its start.
+std::string Parent() {
+  const std::string parent = std::to_string(getppid());
+  std::ifstream file("/proc/" + parent + "/stat");
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  // The name, which may hold anything, is in parentheses; the start is the 20th word after it.
+  const size_t name_end = text.rfind(')');
+  std::istringstream words(name_end == std::string::npos ? "" : text.substr(name_end + 1));
+  std::string start;
+  for (int i = 0; i < 20; ++i) words >> start;
+  return parent + "-" + start;
 }
 
 }  // namespace
@@ -71,6 +88,7 @@ absl::StatusOr<DistributedEnvironment> ReadEnvironment() {
   }
   env.agent_store = Get("TORCHELASTIC_USE_AGENT_STORE") == "True";
   env.launch_id = Get("TORCHELASTIC_RUN_ID");
+  if (env.launch_id.empty() || env.launch_id == "none") env.launch_id = Parent();  // torchrun's for "not given"
   if (!Get("TORCHELASTIC_RESTART_COUNT").empty()) {
     LOCKSTEP_ASSIGN_OR_RETURN(env.restarts, GetInt("TORCHELASTIC_RESTART_COUNT", 0, 1 << 30));
   }

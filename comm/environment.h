@@ -18,7 +18,7 @@ struct DistributedEnvironment {
   bool agent_store = false;  ///< The launcher itself holds the store (torchrun does); rank 0 then only connects.
   bool launched = false;     ///< A launcher set RANK and WORLD_SIZE.
   int restarts = 0;          ///< How often the launcher has started all ranks again.
-  std::string launch_id;     ///< The launcher's name for this start and its restarts; empty if it gave none.
+  std::string launch_id;     ///< Of this start and its restarts: the launcher's name for it, or the launcher itself.
 };
 
 /// Reads the variables that torchrun and `lockstep_run` set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,

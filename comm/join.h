@@ -67,6 +67,8 @@ class Join {
 
   /// Whether the step that Next has just begun is the last one.
   bool is_last() const { return state_.is_last; }
+  /// Whether every rank has a batch in that step.
+  bool all_have_batches() const { return state_.ranks_with_batch == GetWorldSize(group_); }
 
  private:
   const std::vector<Joinable*> joinables_;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/ddp/internal/sharded_optimizer_state.h"
 #include "lockstep/ddp/sharded_reducer.h"
 #include "lockstep/ddp/sharded_state.h"
 
@@ -30,22 +31,22 @@ namespace lockstep {
 template <typename Inner>
 class ShardedOptimizer : public Inner, public ShardedState {
  public:
-  /// The reducer outlives it. `options` as Inner takes them.
+  /// The reducer outlives it. `options` as Inner takes them. Collective.
   template <typename... Options>
   explicit ShardedOptimizer(ShardedReducer& reducer, Options&&... options)
       : Inner(Pieces(reducer), std::forward<Options>(options)...),
         reducer_(reducer),
-        members_(GroupMembers(*this, reducer)) {}
+        members_(internal::GroupMembers(*this, reducer)) {}
   /// With groups of pieces (see ShardedReducer::shard), the same groups on all ranks.
   template <typename... Options>
   ShardedOptimizer(ShardedReducer& reducer, std::vector<torch::optim::OptimizerParamGroup> groups, Options&&... options)
       : Inner(std::move(groups), std::forward<Options>(options)...),
         reducer_(reducer),
-        members_(GroupMembers(*this, reducer)) {}
+        members_(internal::GroupMembers(*this, reducer)) {}
 
-  absl::StatusOr<Value> WholeState() const override { return WholeOptimizerState(*this, reducer_); }
-  absl::Status LoadWholeState(const Value& state) override {
-    return LoadWholeOptimizerState(state, *this, reducer_, members_);
+  absl::StatusOr<Whole> WholeState() override { return internal::WholeOptimizerState(*this, reducer_); }
+  absl::Status LoadWholeState(const Value& state, const Value* master_weights) override {
+    return internal::LoadWholeOptimizerState(state, master_weights, *this, reducer_, members_);
   }
 
   /// Collective.

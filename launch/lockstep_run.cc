@@ -1,6 +1,6 @@
 // Starts one process per rank on this host, as torchrun does:
 //   lockstep_run --nproc_per_node=2 [--standalone] [--master_addr=HOST] [--master_port=PORT]
-//     [--max_restarts=N] [--stop_grace=SECONDS] PROGRAM [ARGUMENTS]
+//     [--max_restarts=N] [--stop_grace=SECONDS] [--stop_exit_code=N] PROGRAM [ARGUMENTS]
 
 #include <absl/status/status.h>
 #include <absl/strings/numbers.h>
@@ -30,7 +30,8 @@ constexpr char kUsage[] =
     "  --stop_grace=SECONDS  that ranks have to end by themselves after SIGTERM, SIGINT or SIGHUP, which are passed on "
     "to\n"
     "                        them (default 30); a second signal ends them at once\n"
-    "Ranks that end with code 75 have been stopped and want to be started again later: that is no failure.\n"
+    "  --stop_exit_code=N    ranks that end with it have been stopped and want to be started again later, which is no\n"
+    "                        failure (default 75)\n"
     "Hyphens may stand for underscores, and a value may be an argument of its own.\n";
 
 int Fail(const std::string& message) {
@@ -41,9 +42,9 @@ int Fail(const std::string& message) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::map<std::string, std::string> values = {{"nproc_per_node", "1"},  {"master_addr", "localhost"},
-                                               {"master_port", "29500"}, {"standalone", ""},
-                                               {"max_restarts", "0"},    {"stop_grace", "30"}};
+  std::map<std::string, std::string> values = {
+      {"nproc_per_node", "1"}, {"master_addr", "localhost"}, {"master_port", "29500"}, {"standalone", ""},
+      {"max_restarts", "0"},   {"stop_grace", "30"},         {"stop_exit_code", "75"}};
   int i = 1;
   for (; i < argc; ++i) {
     std::string argument = argv[i];
@@ -83,6 +84,10 @@ int main(int argc, char** argv) {
   }
   if (!absl::SimpleAtoi(values["max_restarts"], &options.max_restarts) || options.max_restarts < 0) {
     return Fail(absl::StrCat("--max_restarts=", values["max_restarts"], ": want a number from 0 on"));
+  }
+  if (!absl::SimpleAtoi(values["stop_exit_code"], &options.stop_code) || options.stop_code < 1 ||
+      options.stop_code > 255) {
+    return Fail(absl::StrCat("--stop_exit_code=", values["stop_exit_code"], ": want a number from 1 to 255"));
   }
   double stop_grace = 0;
   if (!absl::SimpleAtod(values["stop_grace"], &stop_grace) || !(stop_grace >= 0 && stop_grace <= 1e7)) {

@@ -20,6 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::chrono::milliseconds kSameWish(100);  // between two signals that are one
+
 struct Child {
   pid_t pid = -1;  // -1 once it has ended
 };
@@ -40,7 +42,7 @@ struct Child {
   set("MASTER_PORT", std::to_string(options.master_port));
   set("TORCHELASTIC_RESTART_COUNT", std::to_string(restarts));
   set("TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts));
-  set("TORCHELASTIC_RUN_ID", "lockstep-" + std::to_string(parent) + "-" + std::to_string(options.master_port));
+  set("TORCHELASTIC_RUN_ID", options.launch_id);
   unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // rank 0 holds the store, whatever launched us
   const int threads = options.threads > 0 ? options.threads : std::max(1, AvailableCores() / options.num_ranks);
   setenv("OMP_NUM_THREADS", std::to_string(threads).c_str(), options.threads > 0 ? 1 : 0);
@@ -74,7 +76,8 @@ struct Outcome {
 };
 
 /// All ranks, once. The signals of `watched` are blocked.
-Outcome RunRanks(const SpawnOptions& options, int restarts, const sigset_t& watched, const sigset_t& before) {
+Outcome RunRanks(const SpawnOptions& options, int restarts, Clock::time_point start, const sigset_t& watched,
+                 const sigset_t& before) {
   const pid_t self = getpid();
   std::vector<Child> children(options.num_ranks);
   int result = 0;
@@ -92,10 +95,11 @@ Outcome RunRanks(const SpawnOptions& options, int restarts, const sigset_t& watc
     ++running;
   }
 
-  const auto start = Clock::now();
-  auto terminate_at = result == 0 ? Clock::time_point::max() : start;
+  auto terminate_at = result == 0 ? Clock::time_point::max() : Clock::now();
   auto kill_at = Clock::time_point::max();
-  int interrupted = 0;                   // by this signal
+  int interrupted = 0;  // by this signal
+  Clock::time_point interrupted_at;
+  bool asked = false;                    // to stop, by one that ranks need not obey
   bool stopped = false, broken = false;  // some rank ended with stop_code; with another one that is not 0
   bool late = false;
   while (running > 0) {
@@ -152,16 +156,22 @@ Outcome RunRanks(const SpawnOptions& options, int restarts, const sigset_t& watc
 
     const timespec tick{0, 50'000'000};
     const int signal = sigtimedwait(&watched, nullptr, &tick);
-    if (signal == SIGUSR1) SignalAll(children, signal);
+    if (signal == SIGUSR1) {
+      SignalAll(children, signal);
+      asked = true;
+    }
     if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
+      // Some send one wish twice, as timeout does: to us, and to our process group.
+      if (interrupted != 0 && Clock::now() - interrupted_at < kSameWish) continue;
       SignalAll(children, interrupted != 0 ? SIGKILL : signal);
       interrupted = signal;
-      kill_at = std::min(kill_at, Clock::now() + options.stop_grace);
+      interrupted_at = Clock::now();
+      kill_at = std::min(kill_at, interrupted_at + options.stop_grace);
     }
   }
-  if (interrupted != 0) return {stopped && !broken ? options.stop_code : 128 + interrupted, false};
+  if (interrupted != 0) return {broken ? 128 + interrupted : stopped ? options.stop_code : 0, false};
   const bool cannot_run = result == 126 || result == 127;  // nor could it the next time
-  return {result == 0 && stopped ? options.stop_code : result, result != 0 && !late && !cannot_run};
+  return {result == 0 && stopped ? options.stop_code : result, result != 0 && !late && !asked && !cannot_run};
 }
 
 }  // namespace
@@ -172,21 +182,34 @@ std::string ThisProgram() {
   return n > 0 ? std::string(path, n) : "";
 }
 
-int SpawnRanks(const SpawnOptions& options) {
+int SpawnRanks(const SpawnOptions& wanted) {
+  SpawnOptions options = wanted;
+  if (options.launch_id.empty()) {
+    const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+    options.launch_id = "lockstep-" + std::to_string(getpid()) + "-" + std::to_string(now);
+  }
   sigset_t watched, before;
   sigemptyset(&watched);
-  for (int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&watched, signal);
+  sigaddset(&watched, SIGCHLD);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
+    struct sigaction now {};
+    if (sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) sigaddset(&watched, signal);  // nohup
+  }
   struct sigaction keep_children {
   }, sigchld_before;  // ignored, children would vanish before we ask for their codes
   keep_children.sa_handler = SIG_DFL;
   sigaction(SIGCHLD, &keep_children, &sigchld_before);
   sigprocmask(SIG_BLOCK, &watched, &before);
+  const auto start = Clock::now();
   Outcome outcome;
   for (int restarts = 0;; ++restarts) {
-    outcome = RunRanks(options, restarts, watched, before);
+    outcome = RunRanks(options, restarts, start, watched, before);
     if (!outcome.may_restart || restarts >= options.max_restarts) break;
     std::fprintf(stderr, "lockstep: starting all ranks again (restart %d of %d)\n", restarts + 1, options.max_restarts);
   }
+  const timespec at_once{};
+  while (sigtimedwait(&watched, nullptr, &at_once) > 0) {
+  }  // what came when all was over must not end us
   sigaction(SIGCHLD, &sigchld_before, nullptr);
   sigprocmask(SIG_SETMASK, &before, nullptr);
   return outcome.code;

@@ -20,7 +20,8 @@ struct SpawnOptions {
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);
   /// Ranks end with it that were stopped by a signal, have saved and want to be started again later: no failure.
   int stop_code = 75;
-  int max_restarts = 0;                     ///< After a failure all ranks are started again, so often.
+  int max_restarts = 0;   ///< After a failure all ranks are started again, so often.
+  std::string launch_id;  ///< TORCHELASTIC_RUN_ID, the same after a restart; empty: one that no other launch has.
   std::chrono::milliseconds time_limit{0};  ///< Of the whole run; 0: none.
   bool report_exit_codes = true;            ///< Say which rank ended with which code; killed ranks are always said.
   /// A variable that only rank 0 may see, such as the place of a report that one process writes.
@@ -33,7 +34,8 @@ struct SpawnOptions {
 /// left. SIGINT, SIGTERM and SIGHUP are passed on to all, and a second one kills; SIGUSR1 is passed on; when the
 /// calling process dies the ranks die with it. Each rank has a process group of its own, and what it started goes with
 /// it. Returns the exit code of the first rank that failed (128 + signal for a killed one), 0 when all succeeded,
-/// stop_code when they stopped with it, 128 + signal after a signal otherwise, 124 when time was up. Call it from the
+/// stop_code
+/// when they stopped with it, 128 + signal when a signal ended them, 124 when time was up. Call it from the
 /// main thread, before other threads exist.
 int SpawnRanks(const SpawnOptions& options);
 

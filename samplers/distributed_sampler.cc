@@ -72,7 +72,9 @@ std::vector<size_t> DistributedSampler::Order() const {
   for (const auto& [samples] : state_->done) {
     std::vector<bool> taken(order.size());
     for (size_t rank = 0; rank < samples.size() && !order.empty(); ++rank) {
-      for (size_t i = 0; i < samples[rank]; ++i) taken[(rank + i * samples.size()) % order.size()] = true;
+      const size_t share = (order.size() + samples.size() - 1) / samples.size();
+      for (size_t i = 0; i < std::min(samples[rank], share); ++i)
+        taken[(rank + i * samples.size()) % order.size()] = true;
     }
     size_t left = 0;
     for (size_t i = 0; i < order.size(); ++i) {

@@ -77,6 +77,8 @@ class BatchStream {
   bool is_last() const { return join_ ? join_->is_last() : !next_.has_value(); }
   /// Whether it is one of this rank's, and not there for the other ranks' sake.
   bool counts() const { return counts_; }
+  /// Whether every rank's batch is one of its own.
+  bool all_count() const { return !join_ || join_->all_have_batches(); }
   /// The generators' states before the batch after it was fetched, where they were to be kept.
   const Value& generators_before_next() const { return before_next_; }
 

@@ -16,9 +16,9 @@ LaggingFlags::Flags CheckpointPace::Mine() const {
 CheckpointPace::Due CheckpointPace::AfterBatch(bool ends_step, size_t steps) {
   Due due;
   if (signals_ != nullptr || intervals_.minutes > 0) {
-    const auto [stop, minutes] = flags_.Exchange(Mine());
-    due.stop = stop;
-    minutes_due_ |= minutes;
+    const LaggingFlags::Flags before = flags_.Exchange(Mine());
+    due.stop = before.stop;
+    minutes_due_ |= before.save && !std::exchange(just_saved_, false);
   }
   due.save = ends_step && (minutes_due_ || (intervals_.steps > 0 && steps % intervals_.steps == 0));
   return due;
@@ -28,8 +28,8 @@ CheckpointPace::Due CheckpointPace::AfterEpoch(size_t epoch) {
   Due due;
   if (signals_ != nullptr || intervals_.minutes > 0) {
     const auto before = flags_.Exchange(Mine()), now = flags_.Finish();
-    due.stop = before[0] || now[0];
-    minutes_due_ |= before[1] || now[1];
+    due.stop = before.stop || now.stop;
+    minutes_due_ |= (before.save && !std::exchange(just_saved_, false)) || now.save;
   }
   due.save = minutes_due_ || (intervals_.epochs > 0 && epoch % intervals_.epochs == 0);
   return due;
@@ -38,6 +38,7 @@ CheckpointPace::Due CheckpointPace::AfterEpoch(size_t epoch) {
 void CheckpointPace::Saved() {
   saved_ = std::chrono::steady_clock::now();
   minutes_due_ = false;
+  just_saved_ = true;
 }
 
 }  // namespace lockstep

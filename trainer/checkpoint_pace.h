@@ -44,6 +44,7 @@ class CheckpointPace {
   LaggingFlags flags_;
   std::chrono::steady_clock::time_point saved_ = std::chrono::steady_clock::now();
   bool minutes_due_ = false;
+  bool just_saved_ = false;  // the next answer was asked for before
 };
 
 }  // namespace lockstep

@@ -28,11 +28,11 @@ absl::StatusOr<bool> ContinuePass(BatchSource<Batch>& source, BatchStream<Batch>
   const bool differs = loaded.world_size != static_cast<size_t>(GetWorldSize(group)) ||
                        (samples && taken.ok() && static_cast<double>(*samples) != *taken);
   if (AnyRank(differs, group)) {
-    if (loaded.part) progress.done.push_back(*loaded.part);
+    if (loaded.part) progress.earlier.push_back(*loaded.part);
     progress.batches = 0;
     progress.steps_before_pass = progress.step;
     progress.generators_at_start = GeneratorsState(device);
-    return loaded.part && source.StartRest(epoch, progress.done);
+    return loaded.part && source.StartRest(epoch, progress.earlier);
   }
   // The order may be drawn at the start of a pass, and a batch when it is fetched.
   const Value now = GeneratorsState(device);
@@ -40,10 +40,10 @@ absl::StatusOr<bool> ContinuePass(BatchSource<Batch>& source, BatchStream<Batch>
   bool enough = false;
   if (status.ok()) {
     bool started = true;
-    if (progress.done.empty()) {
+    if (progress.earlier.empty()) {
       source.StartEpoch(epoch);
     } else {
-      started = source.StartRest(epoch, progress.done);
+      started = source.StartRest(epoch, progress.earlier);
     }
     enough = started && batches.Skip(progress.batches);
     status = LoadGeneratorsState(progress.generators_before_batch, device);

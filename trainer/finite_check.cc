@@ -47,8 +47,8 @@ absl::Status StepNumbers::Check(const ProcessGroupPtr& group) {
 
 std::map<std::string, double> FiniteCheck::state() const {
   return {{"skipped_in_a_row", static_cast<double>(in_a_row_)},
-          {"row_epoch", static_cast<double>(row_epoch_)},
-          {"row_step", static_cast<double>(row_step_)}};
+          {"streak_epoch", static_cast<double>(streak_epoch_)},
+          {"streak_step", static_cast<double>(streak_step_)}};
 }
 
 void FiniteCheck::set_state(const std::map<std::string, double>& state) {
@@ -57,8 +57,8 @@ void FiniteCheck::set_state(const std::map<std::string, double>& state) {
     return found == state.end() ? 0 : static_cast<size_t>(std::max(0., found->second));
   };
   in_a_row_ = get("skipped_in_a_row");
-  row_epoch_ = get("row_epoch");
-  row_step_ = get("row_step");
+  streak_epoch_ = get("streak_epoch");
+  streak_step_ = get("streak_step");
 }
 
 absl::Status FiniteCheck::AddStep(bool stepped, size_t epoch, size_t step, const at::Tensor& loss,
@@ -72,17 +72,17 @@ absl::Status FiniteCheck::AddStep(bool stepped, size_t epoch, size_t step, const
   if (options_.max_skipped_steps == 0) return absl::OkStatus();
   if (++in_a_row_ == 1) {
     skipped_ = {};
-    row_epoch_ = epoch;
-    row_step_ = step;
+    streak_epoch_ = epoch;
+    streak_step_ = step;
   }
   skipped_.Add(epoch, step, "loss", loss);
   if (in_a_row_ < options_.max_skipped_steps) return absl::OkStatus();
   const absl::Status losses = skipped_.Check(group_);
-  const std::string row_start = absl::StrCat("epoch ", row_epoch_, ", step ", row_step_);
+  const std::string streak_start = absl::StrCat("epoch ", streak_epoch_, ", step ", streak_step_);
   const std::string first =
-      losses.ok() ? row_start + ": gradients are not finite though all losses are" : std::string(losses.message());
+      losses.ok() ? streak_start + ": gradients are not finite though all losses are" : std::string(losses.message());
   return AgreeOnStatus(
-      absl::InternalError(absl::StrCat(first, "; ", in_a_row_, " steps in a row were skipped, from ", row_start)),
+      absl::InternalError(absl::StrCat(first, "; ", in_a_row_, " steps in a row were skipped, from ", streak_start)),
       group_);
 }
 

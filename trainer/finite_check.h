@@ -57,8 +57,8 @@ class FiniteCheck {
   const FiniteCheckOptions options_;
   const ProcessGroupPtr group_;
   StepNumbers taken_, skipped_;
-  size_t in_a_row_ = 0;                  // skipped
-  size_t row_epoch_ = 0, row_step_ = 0;  // where that row began
+  size_t in_a_row_ = 0;                        // skipped
+  size_t streak_epoch_ = 0, streak_step_ = 0;  // where that row began
 };
 
 }  // namespace lockstep

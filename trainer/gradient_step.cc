@@ -25,20 +25,51 @@ namespace {
 /// What SaveState says, read.
 struct Window {
   size_t steps = 0, batches = 0, counted = 0, accumulate = 1;
+  double scale = 1;
   int64_t samples = 0;
   at::Tensor loss;
   std::map<std::string, at::Tensor> gradients;
 };
 
-absl::Status Read(const Value& state, Window& window) {
+/// A gradient as a value: sparse ones, which files of Python's have no safe form for, as {"indices", "values",
+/// "sizes"}.
+Value State(const at::Tensor& gradient) {
+  if (!gradient.is_sparse()) return gradient;
+  const at::Tensor sum = gradient.coalesce();
+  ValueList sizes;
+  for (const int64_t size : sum.sizes()) sizes.emplace_back(size);
+  Value state((ValueDict()));
+  state.set("indices", sum.indices());
+  state.set("values", sum.values());
+  state.set("sizes", std::move(sizes));
+  return state;
+}
+
+/// And back; undefined for what is none.
+at::Tensor Gradient(const Value& state) {
+  if (state.tensor() != nullptr) return *state.tensor();
+  const Value *const indices = state.find("indices"), *const values = state.find("values"),
+                     *const list = state.find("sizes");
+  if (indices == nullptr || indices->tensor() == nullptr || values == nullptr || values->tensor() == nullptr ||
+      list == nullptr || list->items() == nullptr) {
+    return {};
+  }
+  std::vector<int64_t> sizes;
+  for (const Value& size : *list->items()) sizes.push_back(size.count().value_or(0));
+  try {
+    return at::sparse_coo_tensor(*indices->tensor(), *values->tensor(), sizes);
+  } catch (const c10::Error&) {
+    return {};
+  }
+}
+
+absl::Status Read(const Value& state, bool weight_by_samples, Window& window) {
   const auto count = [&](const char* key, auto& number) {
     const Value* const entry = state.find(key);
-    const auto value = entry == nullptr ? absl::InvalidArgumentError("missing") : entry->number();
-    if (value.ok() && *value >= 0 && *value < 9e15) {
-      number = static_cast<std::decay_t<decltype(number)>>(*value);
-      return absl::OkStatus();
-    }
-    return absl::InvalidArgumentError(absl::StrCat("'", key, "' is no count"));
+    const auto value = entry == nullptr ? absl::InvalidArgumentError("missing") : entry->count();
+    if (!value.ok()) return absl::InvalidArgumentError(absl::StrCat("'", key, "' is no count"));
+    number = static_cast<std::decay_t<decltype(number)>>(*value);
+    return absl::OkStatus();
   };
   LOCKSTEP_RETURN_IF_ERROR(count("steps", window.steps));
   const Value* const gradients = state.find("gradients");
@@ -46,16 +77,25 @@ absl::Status Read(const Value& state, Window& window) {
   LOCKSTEP_RETURN_IF_ERROR(count("batches", window.batches));
   LOCKSTEP_RETURN_IF_ERROR(count("counted", window.counted));
   LOCKSTEP_RETURN_IF_ERROR(count("accumulate", window.accumulate));
+  const Value *const scale = state.find("scale"), *const by_samples = state.find("weight_by_samples");
+  const auto scale_number = scale == nullptr ? absl::InvalidArgumentError("missing") : scale->number();
+  if (!scale_number.ok() || !(*scale_number > 0)) return absl::InvalidArgumentError("'scale' is no scale");
+  window.scale = *scale_number;
+  if (by_samples == nullptr || !by_samples->number().ok() || (*by_samples->number() != 0) != weight_by_samples) {
+    return absl::InvalidArgumentError("it has an unfinished step, in which weight_by_samples must stay as it was");
+  }
   LOCKSTEP_RETURN_IF_ERROR(count("samples", window.samples));
   if (const Value* const loss = state.find("loss"); loss != nullptr && loss->tensor() != nullptr) {
-    window.loss = *loss->tensor();
+    if (loss->tensor()->numel() != 1) return absl::InvalidArgumentError("'loss' is not one number");
+    window.loss = loss->tensor()->reshape({});
   }
   if (gradients->dict() == nullptr) return absl::InvalidArgumentError("'gradients' is no dict");
   for (const auto& [name, gradient] : gradients->dict()->items) {
-    if (name.string() == nullptr || gradient.tensor() == nullptr) {
-      return absl::InvalidArgumentError("'gradients' has an entry that is no name and tensor");
+    const at::Tensor tensor = Gradient(gradient);
+    if (name.string() == nullptr || !tensor.defined()) {
+      return absl::InvalidArgumentError("'gradients' has an entry that is no name and gradient");
     }
-    window.gradients[*name.string()] = *gradient.tensor();
+    window.gradients[*name.string()] = tensor;
   }
   return absl::OkStatus();
 }
@@ -143,10 +183,12 @@ Value GradientStep::SaveState(const torch::nn::Module& module) const {
   state.set("counted", static_cast<int64_t>(counted_));
   state.set("samples", samples_);
   state.set("accumulate", static_cast<int64_t>(options_.accumulate));
+  state.set("scale", scaler_->scale());
+  state.set("weight_by_samples", options_.weight_by_samples);
   state.set("loss", loss_.defined() ? Value(loss_) : Value());
   Value gradients((ValueDict()));
   for (const auto& parameter : module.named_parameters()) {
-    if (parameter.value().grad().defined()) gradients.set(parameter.key(), parameter.value().grad());
+    if (parameter.value().grad().defined()) gradients.set(parameter.key(), State(parameter.value().grad()));
   }
   state.set("gradients", std::move(gradients));
   return state;
@@ -154,7 +196,7 @@ Value GradientStep::SaveState(const torch::nn::Module& module) const {
 
 absl::Status GradientStep::LoadState(const Value& state, torch::nn::Module& module) {
   Window window;
-  LOCKSTEP_RETURN_IF_ERROR(Read(state, window));
+  LOCKSTEP_RETURN_IF_ERROR(Read(state, options_.weight_by_samples, window));
   steps_ = window.steps;
   batches_ = window.batches;
   if (batches_ == 0) return absl::OkStatus();
@@ -171,14 +213,16 @@ absl::Status GradientStep::LoadState(const Value& state, torch::nn::Module& modu
   samples_ = window.samples;
   const at::Device device = parameters.is_empty() ? at::Device(at::kCPU) : parameters.begin()->value().device();
   loss_ = window.loss.defined() ? window.loss.to(device) : window.loss;
-  // Each batch's loss was divided by the other run's number of batches.
-  const double factor = options_.weight_by_samples
-                            ? 1
-                            : static_cast<double>(window.accumulate) / static_cast<double>(options_.accumulate);
+  // Each batch's loss was divided by that run's number of batches and multiplied by its scale.
+  const double factor =
+      scaler_->scale() / window.scale *
+      (options_.weight_by_samples ? 1
+                                  : static_cast<double>(window.accumulate) / static_cast<double>(options_.accumulate));
   const at::NoGradGuard no_grad;
   for (const auto& [name, gradient] : window.gradients) {
     at::Tensor parameter = *parameters.find(name);
-    parameter.mutable_grad() = at::empty_like(parameter).copy_(gradient);
+    parameter.mutable_grad() =
+        gradient.is_sparse() ? gradient.to(parameter.options()) : at::empty_like(parameter).copy_(gradient);
     if (factor != 1) parameter.mutable_grad().mul_(factor);
   }
   return absl::OkStatus();
@@ -188,10 +232,11 @@ absl::StatusOr<Value> GradientStep::ForOtherWorld(const ValueList& ranks, const 
   Window sum;
   for (const Value& rank : ranks) {
     Window window;
-    LOCKSTEP_RETURN_IF_ERROR(Read(rank, window));
+    LOCKSTEP_RETURN_IF_ERROR(Read(rank, options_.weight_by_samples, window));
     sum.steps = window.steps;
     sum.batches = window.batches;
     sum.accumulate = window.accumulate;
+    sum.scale = window.scale;
     sum.counted += window.counted;
     sum.samples += window.samples;
     if (window.loss.defined()) sum.loss = sum.loss.defined() ? sum.loss + window.loss : window.loss;
@@ -208,13 +253,15 @@ absl::StatusOr<Value> GradientStep::ForOtherWorld(const ValueList& ranks, const 
   state.set("counted", static_cast<int64_t>(first ? sum.counted : 0));
   state.set("samples", first ? sum.samples : 0);
   state.set("accumulate", static_cast<int64_t>(sum.accumulate));
+  state.set("scale", sum.scale);
+  state.set("weight_by_samples", options_.weight_by_samples);
   state.set("loss", first && sum.loss.defined() ? Value(sum.loss) : Value());
   // Their mean over ranks is taken later; with weight_by_samples their sum is divided by the samples of all.
   const double factor =
       options_.weight_by_samples ? 1 : static_cast<double>(GetWorldSize(group)) / static_cast<double>(ranks.size());
   Value gradients((ValueDict()));
   if (first) {
-    for (const auto& [name, gradient] : sum.gradients) gradients.set(name, gradient * factor);
+    for (const auto& [name, gradient] : sum.gradients) gradients.set(name, State(gradient * factor));
   }
   state.set("gradients", std::move(gradients));
   return state;

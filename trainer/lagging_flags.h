@@ -2,17 +2,17 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
-
 #include "lockstep/comm/collectives.h"
 
 namespace lockstep {
 
-/// Flags that any rank may raise and that all ranks see in the same step, without a wait in any: an answer is that of
-/// the step before. Costs one small all-reduce a step, beside the step.
+/// Flags that any rank may raise and that all ranks see at the same call, without a wait in any: an answer is that of
+/// the call before. Costs one small all-reduce a call, beside what comes between two calls.
 class LaggingFlags {
  public:
-  using Flags = std::array<bool, 2>;
+  struct Flags {
+    bool stop = false, save = false;
+  };
 
   explicit LaggingFlags(ProcessGroupPtr group);
 

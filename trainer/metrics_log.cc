@@ -22,8 +22,11 @@ absl::Status DropLines(const std::string& path, size_t first_epoch, size_t steps
   std::string kept;
   for (std::string line; std::getline(in, line);) {
     const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto count = [&](const char* key, size_t otherwise) {
+      return json.contains(key) && json[key].is_number_unsigned() ? json[key].get<size_t>() : otherwise;
+    };
     if (!json.is_object()) continue;
-    const size_t epoch = json.value("epoch", size_t{0}), step = json.value("step", steps_done + 1);
+    const size_t epoch = count("epoch", first_epoch + 1), step = count("step", steps_done + 1);
     if (epoch < first_epoch || (epoch == first_epoch && step <= steps_done)) kept += line + "\n";
   }
   return WriteFileAtomically(path, kept);
@@ -32,19 +35,28 @@ absl::Status DropLines(const std::string& path, size_t first_epoch, size_t steps
 }  // namespace
 
 absl::Status MetricsLog::Open(size_t first_epoch, size_t steps_done) {
-  for (auto [file, name] : {std::pair{&metrics_, "metrics.jsonl"}, std::pair{&steps_, "steps.jsonl"}}) {
-    if (file == &steps_ && every_ == 0) continue;
-    const std::string path = absl::StrCat(folder_, "/", name);
-    if (absl::Status dropped = DropLines(path, first_epoch, steps_done); !dropped.ok()) return dropped;
-    file->open(path, std::ios::app);
-    if (!*file)
-      return absl::UnavailableError(absl::StrCat("file ", path, ": cannot be written: ", std::strerror(errno)));
-  }
-  return absl::OkStatus();
+  first_epoch_ = first_epoch;
+  steps_done_ = steps_done;
+  if (absl::Status opened = OpenFile(metrics_, "metrics.jsonl"); !opened.ok() || every_ == 0) return opened;
+  return OpenFile(steps_, "steps.jsonl");
+}
+
+absl::Status MetricsLog::OpenFile(std::ofstream& file, const char* name) {
+  const std::string path = absl::StrCat(folder_, "/", name);
+  if (absl::Status dropped = DropLines(path, first_epoch_, steps_done_); !dropped.ok()) return dropped;
+  file = std::ofstream(path, std::ios::app);
+  if (file) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("file ", path, ": cannot be written: ", std::strerror(errno)));
 }
 
 void MetricsLog::OnStepEnd(StepInfo& info) {
-  if (every_ == 0 || info.step % every_ != 0) return;
+  if (every_ == 0) return;
+  if (info.epoch == first_epoch_ && info.step <= steps_done_) {  // an epoch that begins again after all
+    steps_done_ = info.step - 1;
+    const absl::Status opened = OpenFile(steps_, "steps.jsonl");
+    if (!opened.ok()) throw std::runtime_error(std::string(opened.message()));
+  }
+  if (info.step % every_ != 0) return;
   nlohmann::ordered_json line;
   line["epoch"] = info.epoch;
   line["step"] = info.step;

@@ -29,12 +29,14 @@ class MetricsLog : public TrainObserver {
   void OnValidated(const EpochInfo& info) override;
 
  private:
+  absl::Status OpenFile(std::ofstream& file, const char* name);
   void WriteLine(std::ofstream& file, const std::string& line);
 
   const std::string folder_;
   const size_t every_;
   const bool failure_is_error_;
   std::ofstream metrics_, steps_;
+  size_t first_epoch_ = 1, steps_done_ = 0;  // lines up to these are there
 };
 
 }  // namespace lockstep

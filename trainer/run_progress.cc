@@ -15,8 +15,9 @@ namespace lockstep {
 namespace {
 
 Value SumsState(const MetricSums& sums) {
-  Value state((ValueDict()));
-  state.set("sums", NumbersState(sums.sums()));
+  Value state((ValueDict())), numbers((ValueDict()));
+  for (const auto& [name, sum] : sums.sums()) numbers.set(name, sum);
+  state.set("sums", std::move(numbers));
   state.set("samples", sums.samples());
   return state;
 }
@@ -27,8 +28,9 @@ Value RankState(const RunProgress& p) {
   state.set("taken", p.taken);
   state.set("samples", p.samples);
   state.set("sums", SumsState(p.sums));
-  state.set("of_step", SumsState(p.of_step));
+  state.set("step_sums", SumsState(p.step_sums));
   state.set("window", p.window);
+  state.set("loss", p.loss.defined() ? Value(p.loss) : Value());
   state.set("generators", p.generators);
   state.set("generators_at_start", p.generators_at_start);
   state.set("generators_before_batch", p.generators_before_batch);
@@ -39,14 +41,11 @@ Value RankState(const RunProgress& p) {
 class Reader {
  public:
   template <typename T>
-  void Number(const Value& dict, const char* key, T& number) {
+  void Count(const Value& dict, const char* key, T& number) {
     const Value* const entry = dict.find(key);
-    const auto value = entry == nullptr ? absl::InvalidArgumentError("missing") : entry->number();
-    if (value.ok() && *value >= 0 && *value < 9e15) {
-      number = static_cast<T>(*value);
-    } else {
-      Fail(key);
-    }
+    const auto value = entry == nullptr ? absl::InvalidArgumentError("missing") : entry->count();
+    if (!value.ok()) return Fail(key);
+    number = static_cast<T>(*value);
   }
 
   void Sums(const Value& dict, const char* key, MetricSums& sums) {
@@ -55,7 +54,7 @@ class Reader {
     const auto read = numbers == nullptr ? absl::InvalidArgumentError("missing") : LoadNumbersState(*numbers);
     if (!read.ok()) return Fail(key);
     int64_t samples = 0;
-    Number(*entry, "samples", samples);
+    Count(*entry, "samples", samples);
     for (const auto& [name, sum] : *read) sums.Add(name, at::scalar_tensor(sum, at::kDouble));
     sums.AddSamples(samples);
   }
@@ -85,16 +84,16 @@ std::vector<EpochPart> ReadParts(const ValueList& parts, Reader& read) {
   for (const Value& part : parts) {
     EpochPart& into = result.emplace_back();
     if (part.items() == nullptr || part.items()->empty()) {
-      read.Fail("done");
+      read.Fail("earlier");
       continue;
     }
     for (const Value& samples : *part.items()) {
-      const auto number = samples.number();
-      if (!number.ok() || !(*number >= 0 && *number < 9e15)) {
-        read.Fail("done");
+      const auto count = samples.count();
+      if (!count.ok()) {
+        read.Fail("earlier");
         continue;
       }
-      into.samples.push_back(static_cast<size_t>(*number));
+      into.samples.push_back(static_cast<size_t>(*count));
     }
   }
   return result;
@@ -113,52 +112,65 @@ absl::StatusOr<Value> SaveRunProgress(const RunProgress& p, const ProcessGroupPt
   state.set("total_steps", static_cast<int64_t>(p.total_steps));
   state.set("seconds", p.seconds);
   ValueList done;
-  for (const EpochPart& part : p.done) {
+  for (const EpochPart& part : p.earlier) {
     ValueList samples;
     for (const size_t of_rank : part.samples) samples.emplace_back(static_cast<int64_t>(of_rank));
     done.emplace_back(std::move(samples));
   }
-  state.set("done", std::move(done));
-  state.set("skipped_row", NumbersState(p.skipped_row));
+  state.set("earlier", std::move(done));
+  state.set("skip_streak", NumbersState(p.skip_streak));
   state.set("ranks", std::move(ranks));
   return state;
 }
 
-absl::StatusOr<LoadedRunProgress> LoadRunProgress(
-    const Value& state, const std::function<absl::StatusOr<Value>(const ValueList&)>& join_windows,
-    const ProcessGroupPtr& group) {
+absl::StatusOr<LoadedRun> LoadRunProgress(const Value& state,
+                                          const std::function<absl::StatusOr<Value>(const ValueList&)>& join_windows,
+                                          const ProcessGroupPtr& group) {
   Reader read;
-  LoadedRunProgress result;
+  LoadedRun result;
   RunProgress& p = result.progress;
-  read.Number(state, "epoch", p.epoch);
-  read.Number(state, "in_epoch", p.in_epoch);
-  read.Number(state, "step", p.step);
-  read.Number(state, "skipped", p.skipped);
-  read.Number(state, "steps_before_pass", p.steps_before_pass);
-  read.Number(state, "total_steps", p.total_steps);
-  read.Number(state, "seconds", p.seconds);
-  p.done = ReadParts(read.List(state, "done"), read);
-  const auto row = LoadNumbersState(read.Any(state, "skipped_row"));
-  if (row.ok()) p.skipped_row = *row;
+  read.Count(state, "epoch", p.epoch);
+  read.Count(state, "in_epoch", p.in_epoch);
+  read.Count(state, "step", p.step);
+  read.Count(state, "skipped", p.skipped);
+  read.Count(state, "steps_before_pass", p.steps_before_pass);
+  read.Count(state, "total_steps", p.total_steps);
+  const auto seconds = read.Any(state, "seconds").number();
+  if (!seconds.ok() || !(*seconds >= 0 && *seconds < 1e9)) read.Fail("seconds");
+  p.seconds = seconds.value_or(0);
+  p.earlier = ReadParts(read.List(state, "earlier"), read);
+  const auto row = LoadNumbersState(read.Any(state, "skip_streak"));
+  if (row.ok()) p.skip_streak = *row;
   const ValueList& ranks = read.List(state, "ranks");
   if (ranks.empty() || p.epoch < 1) read.Fail("ranks");
   LOCKSTEP_RETURN_IF_ERROR(read.status);
 
   result.world_size = ranks.size();
+  Reader of_parts;
+  EpochPart part;
+  for (const Value& one : ranks) of_parts.Count(one, "taken", part.samples.emplace_back());
+  if (of_parts.status.ok()) result.part = std::move(part);
   const size_t rank = GetRank(group);
   const auto of_rank = [&](const Value& from) {
-    read.Number(from, "samples", p.samples);
+    read.Count(from, "samples", p.samples);
     read.Sums(from, "sums", p.sums);
-    read.Sums(from, "of_step", p.of_step);
+    read.Sums(from, "step_sums", p.step_sums);
   };
-  if (rank < ranks.size()) p.generators = read.Any(ranks[rank], "generators");
+  if (rank < ranks.size()) {
+    p.generators = read.Any(ranks[rank], "generators");
+    if (p.generators.dict() == nullptr) read.Fail("generators");
+  }
   if (result.world_size == static_cast<size_t>(GetWorldSize(group))) {
     of_rank(ranks[rank]);
-    read.Number(ranks[rank], "batches", p.batches);
+    read.Count(ranks[rank], "batches", p.batches);
     p.taken = read.Any(ranks[rank], "taken");
     p.window = read.Any(ranks[rank], "window");
+    const Value loss = read.Any(ranks[rank], "loss");
+    if (loss.tensor() != nullptr && loss.tensor()->numel() == 1) p.loss = *loss.tensor();
     p.generators_at_start = read.Any(ranks[rank], "generators_at_start");
     p.generators_before_batch = read.Any(ranks[rank], "generators_before_batch");
+    if (p.in_epoch && p.generators_at_start.dict() == nullptr) read.Fail("generators_at_start");
+    if (p.in_epoch && p.generators_before_batch.dict() == nullptr) read.Fail("generators_before_batch");
     LOCKSTEP_RETURN_IF_ERROR(read.status);
     return result;
   }
@@ -173,14 +185,6 @@ absl::StatusOr<LoadedRunProgress> LoadRunProgress(
   LOCKSTEP_RETURN_IF_ERROR(read.status);
   LOCKSTEP_ASSIGN_OR_RETURN(p.window, join_windows(windows));
   return result;
-}
-
-absl::StatusOr<EpochPart> SavedPart(const Value& state) {
-  Reader read;
-  EpochPart part;
-  for (const Value& rank : read.List(state, "ranks")) read.Number(rank, "taken", part.samples.emplace_back());
-  LOCKSTEP_RETURN_IF_ERROR(read.status);
-  return part;
 }
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "lockstep/base/prefixed.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/base/version.h"
 #include "lockstep/checkpoint/stateful.h"
@@ -34,6 +35,16 @@ TrainingParts WithHook(const RunParts& parts) {
   return state;
 }
 
+absl::Status CheckGenerators(const RunProgress& progress, c10::DeviceType device) {
+  const Value now = GeneratorsState(device);
+  absl::Status status;
+  for (const Value* state : {&progress.generators, &progress.generators_at_start, &progress.generators_before_batch}) {
+    if (status.ok()) status = LoadGeneratorsState(*state, device);
+  }
+  const absl::Status back = LoadGeneratorsState(now, device);
+  return status.ok() ? back : status;
+}
+
 absl::StatusOr<LoadedRun> Load(const Value& checkpoint, const RunParts& parts, const ProcessGroupPtr& group) {
   LoadedRun loaded;
   const Value* const run = checkpoint.find("run");
@@ -43,11 +54,6 @@ absl::StatusOr<LoadedRun> Load(const Value& checkpoint, const RunParts& parts, c
     loaded.world_size = GetWorldSize(group);
     return loaded;
   }
-  const auto named = [](const char* part, const absl::Status& status) {
-    return status.ok()
-               ? status
-               : absl::Status(status.code(), absl::StrCat("'run', '", part, "': ", std::string(status.message())));
-  };
   const Value* const format = run->find("format");
   if (format == nullptr || !format->number().ok() || *format->number() != kFormat) {
     const Value* const version = run->find("version");
@@ -60,14 +66,13 @@ absl::StatusOr<LoadedRun> Load(const Value& checkpoint, const RunParts& parts, c
   if (progress == nullptr) return absl::InvalidArgumentError("'run' has no 'progress'");
   const auto read = LoadRunProgress(
       *progress, [&](const ValueList& windows) { return parts.gradients->ForOtherWorld(windows, group); }, group);
-  LOCKSTEP_RETURN_IF_ERROR(named("progress", read.status()));
-  loaded.progress = read->progress;
-  loaded.world_size = read->world_size;
-  if (const auto part = SavedPart(*progress); part.ok()) loaded.part = *part;
+  LOCKSTEP_RETURN_IF_ERROR(Prefixed("'run', 'progress': ", read.status()));
+  loaded = *read;
   LOCKSTEP_RETURN_IF_ERROR(LoadTrainingState(checkpoint, WithHook(parts)).status());
-  LOCKSTEP_RETURN_IF_ERROR(named("window", parts.gradients->LoadState(loaded.progress.window, *parts.state.module)));
+  LOCKSTEP_RETURN_IF_ERROR(
+      Prefixed("'run', 'window': ", parts.gradients->LoadState(loaded.progress.window, *parts.state.module)));
   if (const Value* const schedule = run->find("schedule"); schedule != nullptr && parts.scheduler != nullptr) {
-    LOCKSTEP_RETURN_IF_ERROR(named("schedule", LoadScheduleState(*schedule, *parts.scheduler)));
+    LOCKSTEP_RETURN_IF_ERROR(Prefixed("'run', 'schedule': ", LoadScheduleState(*schedule, *parts.scheduler)));
   }
   if (const Value* const reducer = run->find("reducer"); reducer != nullptr && ReducerOf(parts) != nullptr) {
     const absl::Status status = ReducerOf(parts)->LoadState(*reducer);
@@ -96,8 +101,13 @@ absl::StatusOr<Value> SaveRunState(const RunParts& parts, const RunProgress& pro
   return state;
 }
 
-absl::StatusOr<LoadedRun> LoadRunState(const Value& checkpoint, const RunParts& parts, const ProcessGroupPtr& group) {
+absl::StatusOr<LoadedRun> LoadRunState(const Value& checkpoint, const RunParts& parts, c10::DeviceType device,
+                                       const ProcessGroupPtr& group) {
   auto loaded = Load(checkpoint, parts, group);
+  if (loaded.ok()) {
+    const absl::Status fits = CheckGenerators(loaded->progress, device);
+    if (!fits.ok()) loaded = Prefixed("'run': ", fits);
+  }
   LOCKSTEP_RETURN_IF_ERROR(AgreeOnStatus(loaded.status(), group));
   const size_t now = GetWorldSize(group), before = loaded->world_size;
   if (now != before && GetRank(group) == 0) {
@@ -112,8 +122,9 @@ absl::StatusOr<LoadedRun> LoadRunState(const Value& checkpoint, const RunParts& 
   return loaded;
 }
 
-absl::Status TakeGenerators(const LoadedRun& loaded, const RunProgress& progress, c10::DeviceType device, uint64_t seed,
+absl::Status TakeGenerators(const LoadedRun& loaded, c10::DeviceType device, uint64_t seed,
                             const ProcessGroupPtr& group) {
+  const RunProgress& progress = loaded.progress;
   const size_t rank = GetRank(group);
   absl::Status status;
   if (!progress.generators.is_none()) {
@@ -122,6 +133,11 @@ absl::Status TakeGenerators(const LoadedRun& loaded, const RunProgress& progress
     SeedGenerators(seed, static_cast<int>(rank), progress.total_steps);
   }
   return AgreeOnStatus(status, group);
+}
+
+void LogUnfinishedStep(size_t epoch, const ProcessGroupPtr& group) {
+  if (GetRank(group) != 0) return;
+  LOG(WARNING) << "epoch " << epoch << ": no batch is left to finish its last step with; its gradients are dropped";
 }
 
 void LogEpochAgain(size_t epoch, const ProcessGroupPtr& group) {

@@ -5,13 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "lockstep/checkpoint/value.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/ddp/distributed_data_parallel_base.h"
-#include "lockstep/samplers/epoch_part.h"
 #include "lockstep/trainer/gradient_step.h"
 #include "lockstep/trainer/run_progress.h"
 #include "lockstep/trainer/training_state.h"
@@ -31,20 +29,19 @@ struct RunParts {
 absl::StatusOr<Value> SaveRunState(const RunParts& parts, const RunProgress& progress, const std::string& config,
                                    const ProcessGroupPtr& group);
 
-struct LoadedRun {
-  RunProgress progress;
-  size_t world_size = 0;          ///< Of the ranks that saved it.
-  std::optional<EpochPart> part;  ///< What those took in their last pass; nothing if their source didn't know.
-};
-
-/// Puts it back. Of a training state alone: goes on with the epoch after it. What can't be kept, as in a world of
-/// another size, is said in rank 0's log. The same result on all ranks. Errors as LoadTrainingState's. Collective.
-absl::StatusOr<LoadedRun> LoadRunState(const Value& checkpoint, const RunParts& parts, const ProcessGroupPtr& group);
+/// Puts it back, but for the random generators (see TakeGenerators), which are only looked at. Of a training state
+/// alone: goes on with the epoch after it. What can't be kept, as in a world of another size, is said in rank 0's log.
+/// The same result on all ranks. Errors as LoadTrainingState's. Collective.
+absl::StatusOr<LoadedRun> LoadRunState(const Value& checkpoint, const RunParts& parts, c10::DeviceType device,
+                                       const ProcessGroupPtr& group);
 
 /// Gives this rank the random generators that it had; one that the saving world had not gets its own, from seed, rank
 /// and step.
-absl::Status TakeGenerators(const LoadedRun& loaded, const RunProgress& progress, c10::DeviceType device, uint64_t seed,
+absl::Status TakeGenerators(const LoadedRun& loaded, c10::DeviceType device, uint64_t seed,
                             const ProcessGroupPtr& group);
+
+/// Rank 0 says that an epoch's last step, begun by the run that saved it, got no batch to be finished with.
+void LogUnfinishedStep(size_t epoch, const ProcessGroupPtr& group);
 
 /// Rank 0 says that an epoch begins again since nobody knows what is left of it.
 void LogEpochAgain(size_t epoch, const ProcessGroupPtr& group);

@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// Steps of a whole training, counted from 1, both ends included.
+/// Steps of a training, counted from 1 where it starts or goes on, both ends included.
 struct StepRange {
   size_t first = 0, last = 0;
 };

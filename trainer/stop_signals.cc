@@ -23,12 +23,10 @@ int64_t Now() {
 }
 
 void Handle(int signal) {
+  int64_t never = 0;
+  when.compare_exchange_strong(never, Now());  // before `first`: another thread may be in here too
   int none = 0;
-  if (first.compare_exchange_strong(none, signal)) {
-    when = Now();
-    return;
-  }
-  if (Now() - when < kSameWish) return;
+  if (first.compare_exchange_strong(none, signal) || Now() - when < kSameWish) return;
   ::signal(signal, SIG_DFL);
   raise(signal);  // it is blocked while we are here, and comes when we return
 }
@@ -38,6 +36,7 @@ void Handle(int signal) {
 StopSignals::StopSignals(std::vector<int> signals) : signals_(std::move(signals)) {
   TORCH_CHECK(!exists.exchange(true), "StopSignals: there is one already");
   first = 0;
+  when = 0;
   for (const int signal : signals_) {
     struct sigaction action {};
     action.sa_handler = Handle;

@@ -18,6 +18,7 @@
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/checkpoint_writer.h"
 #include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/checkpoint/save_failure.h"
 #include "lockstep/comm/agree.h"
 #include "lockstep/comm/join.h"
 #include "lockstep/data/batch_source.h"
@@ -88,9 +89,9 @@ class Trainer {
   /// or of best_path, with the epoch after it. In a world of another size the rest of the epoch is shared
   /// out anew; what can't be kept is said in the log. Errors, on all ranks: a part that doesn't fit. Collective.
   absl::Status Resume(const Value& checkpoint) {
-    LOCKSTEP_ASSIGN_OR_RETURN(resumed_, LoadRunState(checkpoint, Parts(), pieces_.group));
-    progress_ = std::move(resumed_->progress);
-    finite_.set_state(progress_.skipped_row);
+    LOCKSTEP_ASSIGN_OR_RETURN(resumed_, LoadRunState(checkpoint, Parts(), options_.device, pieces_.group));
+    progress_ = resumed_->progress;
+    finite_.set_state(progress_.skip_streak);
     return absl::OkStatus();
   }
 
@@ -116,20 +117,19 @@ class Trainer {
     try {
       Tell([](TrainObserver& o) { o.OnFitStart(); });
       absl::StatusOr<bool> stop = false;
-      if (resumed_) {
-        LOCKSTEP_RETURN_IF_ERROR(TakeGenerators(*resumed_, progress_, options_.device, options_.seed, pieces_.group));
-      } else {
+      if (!resumed_) {
         progress_ = {};
+      } else if (const absl::Status taken = TakeGenerators(*resumed_, options_.device, options_.seed, pieces_.group);
+                 !taken.ok()) {
+        stop = taken;
+      } else {
+        stop = !progress_.in_epoch && AnyRank(!pieces_.state.stop->reason().empty(), pieces_.group);  // it had stopped
       }
       while (progress_.epoch <= options_.epochs && stop.ok() && !*stop) stop = Epoch(progress_.epoch);
       absl::Status status = stop.status();
       if (status.ok() && pieces_.checkpointer != nullptr) status = pieces_.checkpointer->Wait();
       const std::string why(status.message());
-      if (ExitCodeOf(status)) {
-        Tell([&](TrainObserver& o) { o.OnStopped(why); });
-      } else if (!status.ok()) {
-        TellException(why);
-      }
+      if (!status.ok() && !ExitCodeOf(status)) TellException(why);
       Tell([](TrainObserver& o) { o.OnFitEnd(); });
       return status;
     } catch (const std::exception& e) {
@@ -161,8 +161,9 @@ class Trainer {
     LOCKSTEP_RETURN_IF_ERROR(TrainEpoch());
     EpochInfo info{epoch, options_.epochs, {}, false};
     // When the scaler skipped every step of a short epoch there is no training mean, and that is no error.
-    LOCKSTEP_ASSIGN_OR_RETURN(info.metrics, progress_.sums.FiniteMeans("train_", pieces_.group,
-                                                                       /*may_be_empty=*/progress_.skipped > 0));
+    LOCKSTEP_ASSIGN_OR_RETURN(
+        info.metrics, progress_.sums.FiniteMeans("train_", pieces_.group,
+                                                 /*may_be_empty=*/progress_.skipped > 0 || progress_.step == 0));
     const double train_seconds = Seconds();
     const double samples = info.metrics["train_samples"];
     info.metrics.erase("train_samples");
@@ -209,13 +210,15 @@ class Trainer {
     info.epochs = options_.epochs;
     info.step = progress_.step;
     info.samples = progress_.samples;
+    info.loss = progress_.loss;
     const size_t window = options_.gradients.accumulate;
     info.steps = progress_.steps_before_pass + (pieces_.train->num_batches() + window - 1) / window;
+    bool starts = true;  // also a step that a run goes on with
     while (Batch* batch = batches.Next(device)) {
+      if (std::exchange(starts, false)) Tell([](TrainObserver& o) { o.OnStepStart(); });
       if (gradients_.between_steps()) {
-        Tell([](TrainObserver& o) { o.OnStepStart(); });
         gradients_.Begin();
-        progress_.of_step = {};
+        progress_.step_sums = {};
       }
       const bool last = gradients_.is_next_last() || batches.is_last();
       StepOutput output;
@@ -228,11 +231,20 @@ class Trainer {
       if (batches.counts()) {
         progress_.samples = info.samples += output.samples;
         ++progress_.batches;
-        Count(output, progress_.of_step);
+        Count(output, progress_.step_sums);
       }
       if (last) LOCKSTEP_RETURN_IF_ERROR(Step(info));
-      // A join's windows are its own to keep: it is left between steps only.
-      if (last || pieces_.joinables.empty()) LOCKSTEP_RETURN_IF_ERROR(AfterBatch(batches, last));
+      starts = last;
+      // A join is left between steps, and while all ranks have batches: what it does for those that have none no
+      // checkpoint knows.
+      if (pieces_.joinables.empty() || (last && batches.all_count())) {
+        LOCKSTEP_RETURN_IF_ERROR(AfterBatch(batches, last));
+      }
+    }
+    if (!gradients_.between_steps()) {  // only where a run goes on with other batches
+      LogUnfinishedStep(progress_.epoch, pieces_.group);
+      pieces_.state.module->zero_grad();
+      gradients_.Begin();
     }
     return finite_.Check();
   }
@@ -246,14 +258,14 @@ class Trainer {
     info.grad_norm = gradients_.grad_norm();
     const at::Tensor loss = gradients_.loss();
     LOCKSTEP_RETURN_IF_ERROR(finite_.AddStep(info.stepped, info.epoch, info.step, loss, info.grad_norm));
-    if (loss.defined()) info.loss = loss;
+    if (loss.defined()) progress_.loss = info.loss = loss;
     info.loss_value.reset();
     info.seconds = Seconds();
     info.learning_rate = LearningRate();
     info.scaler = pieces_.state.scaler;
     Tell([&](TrainObserver& o) { o.OnStepEnd(info); });
     if (options_.schedule_each_step && info.stepped && pieces_.scheduler != nullptr) pieces_.scheduler->step();
-    if (info.stepped) progress_.sums.Add(progress_.of_step);
+    if (info.stepped) progress_.sums.Add(progress_.step_sums);
     return absl::OkStatus();
   }
 
@@ -281,7 +293,7 @@ class Trainer {
   absl::Status SaveRun(size_t epoch, const std::map<std::string, double>& metrics) {
     if (pieces_.checkpointer == nullptr) return absl::OkStatus();
     LOCKSTEP_RETURN_IF_ERROR(finite_.Check());  // no checkpoint of a run that is lost already
-    progress_.skipped_row = finite_.state();
+    progress_.skip_streak = finite_.state();
     progress_.window = gradients_.SaveState(*pieces_.state.module);
     progress_.generators = GeneratorsState(options_.device);
     if (progress_.in_epoch) {
@@ -310,6 +322,7 @@ class Trainer {
                                                                  options_.device, pieces_.group));
       if (goes_on) return absl::OkStatus();
       LogEpochAgain(progress_.epoch, pieces_.group);
+      pieces_.state.module->zero_grad();
       gradients_.Begin();
     }
     BeginEpoch(progress_.epoch);
@@ -328,8 +341,8 @@ class Trainer {
   absl::Status Save(const std::string& path, size_t epoch) {
     if (path.empty()) return absl::OkStatus();
     const absl::Status saved = SaveOnRankZero(pieces_.state, epoch, path, *pieces_.writer, pieces_.group);
-    if (!saved.ok() && !options_.best_failure_is_error) return LogNotSaved(saved, pieces_.group);
-    LOCKSTEP_RETURN_IF_ERROR(saved);
+    LOCKSTEP_RETURN_IF_ERROR(ErrorOrWarning(saved, options_.best_failure_is_error, pieces_.group));
+    if (!saved.ok()) return absl::OkStatus();
     Tell([&](TrainObserver& o) { o.OnSaved(path); });
     return absl::OkStatus();
   }

@@ -6,12 +6,11 @@
 #include <vector>
 
 #include "lockstep/amp/master_weights.h"
+#include "lockstep/base/prefixed.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/state_dict.h"
 #include "lockstep/comm/agree.h"
 #include "lockstep/ddp/sharded_state.h"
-
-#include "lockstep/base/logging.h"
 
 namespace lockstep {
 namespace {
@@ -43,19 +42,23 @@ absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch
   Value checkpoint((ValueDict())), others((ValueDict()));
   for (const auto& [name, other] : parts.others) others.set(name, other->SaveState());  // first: it may communicate
   checkpoint.set("model", ModuleState(*parts.module));
-  const auto* const sharded = dynamic_cast<const ShardedState*>(parts.optimizer);
-  LOCKSTEP_ASSIGN_OR_RETURN(Value optimizer,
-                            sharded == nullptr ? OptimizerState(*parts.optimizer) : sharded->WholeState());
-  checkpoint.set("optimizer", std::move(optimizer));
+  ShardedState::Whole optimizer;
+  if (auto* const sharded = dynamic_cast<ShardedState*>(parts.optimizer)) {
+    LOCKSTEP_ASSIGN_OR_RETURN(optimizer, sharded->WholeState());
+  } else {
+    LOCKSTEP_ASSIGN_OR_RETURN(optimizer.state, OptimizerState(*parts.optimizer));
+    if (const auto* const master = MasterWeights::Of(*parts.optimizer)) {
+      optimizer.master_weights = ValueList(master->copies().begin(), master->copies().end());
+    }
+  }
+  checkpoint.set("optimizer", std::move(optimizer.state));
   checkpoint.set("scaler", NumbersState(parts.scaler->state()));
   checkpoint.set("epoch", static_cast<int64_t>(epoch));
   const auto stop = parts.stop->state();
   const auto best = stop.find("best");
   checkpoint.set("best", best == stop.end() ? Value() : Value(best->second));
   checkpoint.set("stop", NumbersState(stop));
-  if (const auto* master = MasterWeights::Of(*parts.optimizer)) {
-    checkpoint.set("master_weights", ValueList(master->copies().begin(), master->copies().end()));
-  }
+  if (!optimizer.master_weights.is_none()) checkpoint.set("master_weights", std::move(optimizer.master_weights));
   if (!parts.others.empty()) checkpoint.set("others", std::move(others));
   return checkpoint;
 }
@@ -68,45 +71,42 @@ absl::Status SaveOnRankZero(const TrainingParts& parts, size_t epoch, const std:
   return AgreeOnStatus(status, group);
 }
 
-absl::Status LogNotSaved(const absl::Status& why, const ProcessGroupPtr& group) {
-  if (GetRank(group) == 0) LOG(WARNING) << "a checkpoint was not saved: " << why.message();
-  return absl::OkStatus();
-}
-
 absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const TrainingParts& parts) {
   LOCKSTEP_ASSIGN_OR_RETURN(const Value* model, Part(checkpoint, "model"));
   LOCKSTEP_ASSIGN_OR_RETURN(const Value* optimizer, Part(checkpoint, "optimizer"));
   LOCKSTEP_ASSIGN_OR_RETURN(const Value* scaler, Part(checkpoint, "scaler"));
   LOCKSTEP_ASSIGN_OR_RETURN(const Value* epoch, Part(checkpoint, "epoch"));
   LOCKSTEP_ASSIGN_OR_RETURN(const Value* stop, Part(checkpoint, "stop"));
-  const auto named = [](const char* part, const absl::Status& status) {
-    return status.ok() ? status
-                       : absl::Status(status.code(), absl::StrCat("'", part, "': ", std::string(status.message())));
+  const auto named = [](const std::string& part, const absl::Status& status) {
+    return Prefixed("'" + part + "': ", status);
   };
-  const auto epoch_number = epoch->number();
+  const auto epoch_number = epoch->count();
   LOCKSTEP_RETURN_IF_ERROR(named("epoch", epoch_number.status()));
-  if (!(*epoch_number >= 0 && *epoch_number < 1e9)) return absl::InvalidArgumentError("'epoch' makes no sense");
   const auto scaler_numbers = LoadNumbersState(*scaler), stop_numbers = LoadNumbersState(*stop);
   LOCKSTEP_RETURN_IF_ERROR(named("scaler", scaler_numbers.status()));
   LOCKSTEP_RETURN_IF_ERROR(named("stop", stop_numbers.status()));
   LOCKSTEP_RETURN_IF_ERROR(named("model", CheckModuleState(*model, *parts.module)));
   auto* const sharded = dynamic_cast<ShardedState*>(parts.optimizer);
-  auto* const master = MasterWeights::Of(*parts.optimizer);
+  auto* const master = sharded == nullptr ? MasterWeights::Of(*parts.optimizer) : nullptr;
   const Value* const master_weights = checkpoint.find("master_weights");
   if (master != nullptr && master_weights != nullptr) {
     LOCKSTEP_RETURN_IF_ERROR(named("master_weights", CheckMasterWeights(*master_weights, *master)));
   }
-  LOCKSTEP_RETURN_IF_ERROR(named("optimizer", sharded == nullptr ? LoadOptimizerState(*optimizer, *parts.optimizer)
-                                                                 : sharded->LoadWholeState(*optimizer)));
+  if (sharded == nullptr)
+    LOCKSTEP_RETURN_IF_ERROR(named("optimizer", LoadOptimizerState(*optimizer, *parts.optimizer)));
   // A run without a scaler may go on with one, which then starts anew.
   if (!scaler_numbers->empty()) LOCKSTEP_RETURN_IF_ERROR(named("scaler", parts.scaler->set_state(*scaler_numbers)));
   LOCKSTEP_RETURN_IF_ERROR(named("stop", parts.stop->set_state(*stop_numbers)));
   const Value* const others = checkpoint.find("others");
   for (const auto& [name, other] : parts.others) {
     const Value* const state = others == nullptr ? nullptr : others->find(name);
-    if (state != nullptr) LOCKSTEP_RETURN_IF_ERROR(named(name.c_str(), other->LoadState(*state)));
+    if (state != nullptr) LOCKSTEP_RETURN_IF_ERROR(named(name, other->LoadState(*state)));
   }
   LOCKSTEP_RETURN_IF_ERROR(named("model", LoadModuleState(*model, *parts.module)));
+  // After the model: master weights may be made from it.
+  if (sharded != nullptr) {
+    LOCKSTEP_RETURN_IF_ERROR(named("optimizer", sharded->LoadWholeState(*optimizer, master_weights)));
+  }
   if (master != nullptr && master_weights == nullptr) master->SetCopies(master->half_parameters());
   if (master != nullptr && master_weights != nullptr) {
     std::vector<at::Tensor> copies;

@@ -35,9 +35,6 @@ absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch
 absl::Status SaveOnRankZero(const TrainingParts& parts, size_t epoch, const std::string& path, CheckpointWriter& writer,
                             const ProcessGroupPtr& group);
 
-/// Rank 0 says in its log that the state was not saved, and why. OK.
-absl::Status LogNotSaved(const absl::Status& why, const ProcessGroupPtr& group);
-
 /// Puts a saved state back and returns its epoch. Errors name the part that doesn't fit. Of `others`, those that the
 /// checkpoint has not are left as they are; master weights that it has not are made from the model's.
 absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const TrainingParts& parts);

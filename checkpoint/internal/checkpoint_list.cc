@@ -4,8 +4,10 @@
 #include <absl/strings/str_cat.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 
 #include "lockstep/base/status_macros.h"
@@ -32,8 +34,12 @@ const ListedCheckpoint* CheckpointList::Best() const {
 }
 
 absl::StatusOr<CheckpointList> ReadCheckpointList(const std::string& folder) {
+  std::error_code error;
+  const bool is_file = std::filesystem::is_regular_file(ListPath(folder), error);  // nothing that reading waits for
+  if (!is_file && !error)
+    return absl::InvalidArgumentError(absl::StrCat("file ", ListPath(folder), ": no regular file"));
   std::ifstream file(ListPath(folder));
-  if (!file) return absl::NotFoundError(absl::StrCat("there is no ", ListPath(folder)));
+  if (!is_file || !file) return absl::NotFoundError(absl::StrCat("there is no ", ListPath(folder)));
   const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   const absl::Status damaged = absl::InvalidArgumentError(absl::StrCat("file ", ListPath(folder), ": damaged"));
   try {

@@ -147,6 +147,7 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   }
   c.weight_decay_given = given("weight_decay");
   c.batch_size_given = given("batch_size");
+  c.accumulate_given = given("accumulate");
   c.batch_size = absl::GetFlag(FLAGS_batch_size);
   c.seed = absl::GetFlag(FLAGS_seed);
   c.master_addr = absl::GetFlag(FLAGS_master_addr);
@@ -159,6 +160,7 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   c.sync_batch_norm = absl::GetFlag(FLAGS_sync_batch_norm);
   c.run_dir = UserPath(absl::GetFlag(FLAGS_run_dir));
   c.resume = absl::GetFlag(FLAGS_resume);
+  if (c.resume.empty() && given("resume")) return Invalid("--resume=: say what to go on from");
   if (c.resume != "latest" && c.resume != "best") c.resume = UserPath(c.resume);
   c.log_every = absl::GetFlag(FLAGS_log_every);
   c.pixel_scale = absl::GetFlag(FLAGS_pixel_scale);
@@ -183,10 +185,10 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   for (const auto& [flag, value] : {std::pair{"save_every_steps", c.save_every_steps},
                                     {"save_every_epochs", c.save_every_epochs},
                                     {"keep_last", c.keep_last},
-                                    {"stop_exit_code", c.stop_exit_code},
                                     {"max_restarts", c.max_restarts}}) {
     LOCKSTEP_RETURN_IF_ERROR(AtLeast(flag, value, 0));
   }
+  LOCKSTEP_RETURN_IF_ERROR(AtLeast("stop_exit_code", c.stop_exit_code, 1));
   LOCKSTEP_RETURN_IF_ERROR(AtMost("stop_exit_code", c.stop_exit_code, 255));
   LOCKSTEP_RETURN_IF_ERROR(AtLeast("save_every_minutes", c.save_every_minutes, 0.));
   LOCKSTEP_RETURN_IF_ERROR(AtMost("save_every_minutes", c.save_every_minutes, 1e9));
@@ -324,6 +326,8 @@ std::string ConfigJson(const Config& c, const Plan& plan) {
   json["lr"] = c.lr;
   json["weight_decay"] = c.weight_decay;
   json["batch_size"] = c.batch_size;
+  json["global_batch_size"] =
+      c.global_batch_size > 0 ? c.global_batch_size : int64_t{c.batch_size} * plan.environment.world_size;
   json["patience"] = c.patience;
   json["seed"] = c.seed;
   json["pixel_scale"] = c.pixel_scale;

@@ -16,7 +16,7 @@ struct Config {
   int epochs, batch_size, patience, port, log_every, nproc_per_node, threads;
   double lr, weight_decay, pixel_scale;
   /// On the command line; a resumed run keeps its own otherwise.
-  bool lr_given, weight_decay_given, batch_size_given;
+  bool lr_given, weight_decay_given, batch_size_given, accumulate_given;
   uint64_t seed;
   std::string data;  ///< A CSV file or a folder of IDX files.
   std::string master_addr, pt_path, run_dir, resume, backend, amp, flight_recorder, matmul_precision, scale_lr;
@@ -24,7 +24,8 @@ struct Config {
   double loss_scale;  ///< 0: dynamic.
   double max_grad_norm, max_grad_value;
   int accumulate, check_parameters_every;
-  std::string profile;  ///< FIRST:LAST, or nothing.
+  std::string profile;            ///< FIRST:LAST, or nothing.
+  int64_t global_batch_size = 0;  ///< Of all ranks when the run began; 0: the batch size times their number.
   // Checkpoints.
   int save_every_steps, save_every_epochs, keep_last, stop_exit_code, max_restarts;
   double save_every_minutes;

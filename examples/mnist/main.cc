@@ -23,6 +23,7 @@
 #include "lockstep/launch/spawn.h"
 #include "lockstep/launch/threads.h"
 #include "lockstep/trainer/numerics.h"
+#include "lockstep/trainer/stop_signals.h"
 
 #include "lockstep/base/logging.h"
 
@@ -68,6 +69,7 @@ int main(int argc, char** argv) {
   if (!plan.ok()) return Fail(plan.status());
   if (plan->ranks_to_spawn > 0) return Spawn(argc, argv, *config, plan->ranks_to_spawn);
 
+  const lockstep::StopSignals signals;
   std::optional<c10::DeviceGuard> device;  // this rank's device is the current one, also for NCCL
   if (plan->cuda) device.emplace(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(plan->device_index)));
   const auto start = std::chrono::steady_clock::now();
@@ -95,7 +97,7 @@ int main(int argc, char** argv) {
                    run->folder);
       std::fflush(stdout);
     }
-    const absl::Status status = mnist::Train(*config, *plan, *run, group);
+    const absl::Status status = mnist::Train(*config, *plan, *run, signals, group);
     if (status.ok() && env.rank == 0) {
       absl::PrintF("total time: %.1f s\n",
                    std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());

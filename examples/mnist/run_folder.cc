@@ -19,6 +19,7 @@
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/checkpoint/pth.h"
 #include "lockstep/comm/agree.h"
 #include "lockstep/comm/texts.h"
 
@@ -64,13 +65,22 @@ absl::StatusOr<std::string> LatestRun(const std::string& flag, const std::string
   return latest;
 }
 
-/// The newest run of a launch, or empty.
-std::string RunOfLaunch(const std::string& id, const std::string& runs) {
-  return NewestRun(runs, "config.json", [&](const fs::path& folder) {
-    std::ifstream file(folder / "config.json");
-    const auto config = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-    return config.is_object() && config.value("launch_id", "") == id;
-  });
+/// Whether a configuration was written by a run that this launch began.
+bool IsOfLaunch(const std::string& config, const std::string& launch_id) {
+  const auto json = nlohmann::json::parse(config, nullptr, /*allow_exceptions=*/false);
+  return !launch_id.empty() && json.is_object() && json.value("launch_id", "") == launch_id;
+}
+
+std::string ReadText(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// The folder of the run that this launch began before it started the ranks again, or empty.
+std::string RunOfLaunch(const std::string& launch_id, const std::string& run_dir, const std::string& runs) {
+  const auto is_ours = [&](const fs::path& folder) { return IsOfLaunch(ReadText(folder / "config.json"), launch_id); };
+  if (run_dir.empty()) return NewestRun(runs, "config.json", is_ours);
+  return is_ours(run_dir) ? run_dir : "";
 }
 
 /// A checkpoint in a run's folder, or in a folder of checkpoints.
@@ -82,6 +92,26 @@ absl::StatusOr<std::string> CheckpointIn(const fs::path& folder, bool best) {
   }
   return best ? lockstep::Checkpointer::Best(checkpoints.string())
               : lockstep::Checkpointer::Latest(checkpoints.string());
+}
+
+/// Of --pt_path: a folder, a name ending in .pt, or nothing.
+std::string BestPath(const std::string& pt_path, const std::string& run_folder) {
+  const std::string pt = pt_path.empty() ? run_folder : pt_path;
+  return absl::EndsWith(pt, ".pt") ? pt : absl::StrCat(pt, absl::EndsWith(pt, "/") ? "" : "/", "cnn.pt");
+}
+
+/// The configuration that a checkpoint was saved with, or empty.
+std::string ConfigIn(const lockstep::Value& checkpoint) {
+  const lockstep::Value* const run = checkpoint.find("run");
+  const lockstep::Value* const config = run == nullptr ? nullptr : run->find("config");
+  return config != nullptr && config->string() != nullptr ? *config->string() : "";
+}
+
+std::string ConfigIn(const std::string& path) {
+  lockstep::LoadPthOptions options;
+  options.verify = false;  // it was just now
+  const auto checkpoint = lockstep::LoadPth(path, options);
+  return checkpoint.ok() ? ConfigIn(*checkpoint) : "";
 }
 
 /// The folder of the run that a checkpoint belongs to, or empty.
@@ -99,18 +129,18 @@ absl::StatusOr<RunFolder> PlanRunFolder(const Config& config, const lockstep::Di
   run.folder = config.run_dir;
   const std::string runs = UserPath("runs");
   std::error_code ignored;
-  if (environment.restarts > 0) {
-    const std::string folder = run.folder.empty() ? RunOfLaunch(environment.launch_id, runs) : run.folder;
-    if (!folder.empty() && Exists(fs::path(folder) / kCheckpoints)) {
-      if (const auto latest = CheckpointIn(folder, /*best=*/false); latest.ok()) run.resume_path = *latest;
-    }
-    if (config.resume.empty()) run.folder = folder;
+  // Started again, a run goes on with what it has saved itself, or begins as it did at first.
+  const std::string own = environment.restarts == 0 ? "" : RunOfLaunch(environment.launch_id, config.run_dir, runs);
+  if (!own.empty()) {
+    run.folder = own;
+    const auto latest = CheckpointIn(own, /*best=*/false);
+    if (latest.ok() && IsOfLaunch(ConfigIn(*latest), environment.launch_id)) run.resume_path = *latest;
   }
   if (run.resume_path.empty() && !config.resume.empty()) {
     const bool best = config.resume == "best";
     std::string from = config.resume;
     if (best || from == "latest") {
-      from = run.folder;
+      from = config.run_dir;
       if (from.empty()) {
         LOCKSTEP_ASSIGN_OR_RETURN(from, LatestRun(config.resume, runs));
       }
@@ -131,7 +161,7 @@ absl::StatusOr<RunFolder> PlanRunFolder(const Config& config, const lockstep::Di
   if (!run.resume_path.empty()) {
     run.resumed_run = RunOf(run.resume_path);
     if (run.folder.empty()) run.folder = run.resumed_run;
-    if (IsRun(run.folder) && !fs::equivalent(run.folder, run.resumed_run, ignored)) {
+    if (own.empty() && IsRun(run.folder) && !fs::equivalent(run.folder, run.resumed_run, ignored)) {
       return absl::AlreadyExistsError(absl::StrCat("--run_dir=", run.folder,
                                                    ": there is another run in it than the one "
                                                    "to resume; give a new folder, or leave --run_dir out"));
@@ -143,14 +173,24 @@ absl::StatusOr<RunFolder> PlanRunFolder(const Config& config, const lockstep::Di
     run.folder = base;
     for (int i = 2; fs::exists(run.folder, ignored); ++i) run.folder = absl::StrCat(base, "_", i);
   }
-  if (run.resume_path.empty() && environment.restarts == 0 && IsRun(run.folder)) {
+  if (run.resume_path.empty() && own.empty() && IsRun(run.folder)) {
     return absl::AlreadyExistsError(absl::StrCat("--run_dir=", run.folder,
                                                  ": there is a run in it; give another folder, "
                                                  "or --resume=",
                                                  run.folder, " to go on with it"));
   }
-  const std::string pt = config.pt_path.empty() ? run.folder : config.pt_path;
-  run.best_path = absl::EndsWith(pt, ".pt") ? pt : absl::StrCat(pt, absl::EndsWith(pt, "/") ? "" : "/", "cnn.pt");
+  // The best weights stay where the run has put them.
+  std::string pt = config.pt_path;
+  if (!run.resumed_run.empty()) {
+    const auto before =
+        nlohmann::json::parse(ReadText(fs::path(run.resumed_run) / "config.json"), nullptr, /*allow_exceptions=*/false);
+    const std::string old = before.is_object() && before.contains("pt_path") && before["pt_path"].is_string()
+                                ? before["pt_path"].get<std::string>()
+                                : "";
+    run.resumed_best = BestPath(old, run.resumed_run);
+    if (pt.empty() && run.folder == run.resumed_run) pt = old;
+  }
+  run.best_path = BestPath(pt, run.folder);
   run.checkpoints = absl::StrCat(run.folder, "/", kCheckpoints);
   return run;
 }
@@ -170,26 +210,8 @@ absl::Status LockFolder(const std::string& folder) {
 }  // namespace
 
 std::string ResumedConfig(const lockstep::Value& checkpoint, const RunFolder& run) {
-  const lockstep::Value* const saved = checkpoint.find("run");
-  const lockstep::Value* const config = saved == nullptr ? nullptr : saved->find("config");
-  if (config != nullptr && config->string() != nullptr) return *config->string();
-  std::ifstream file(fs::path(run.resumed_run) / "config.json");
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-absl::Status CheckSameData(const std::string& resume_path, const std::string& config_before,
-                           const std::string& config_now) {
-  const auto before = nlohmann::json::parse(config_before, nullptr, /*allow_exceptions=*/false);
-  if (!before.is_object()) return absl::OkStatus();  // a checkpoint alone, without its run
-  const auto now = nlohmann::json::parse(config_now);
-  for (const char* key : {"data", "seed", "pixel_scale"}) {
-    if (before.contains(key) && before[key] != now[key]) {
-      return absl::InvalidArgumentError(absl::StrCat("--resume=", resume_path, ": the run has ", key, " ",
-                                                     before[key].dump(), ", now it is ", now[key].dump(),
-                                                     "; it must stay the same"));
-    }
-  }
-  return absl::OkStatus();
+  const std::string saved = ConfigIn(checkpoint);
+  return saved.empty() ? ReadText(fs::path(run.resumed_run) / "config.json") : saved;
 }
 
 absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const lockstep::DistributedEnvironment& environment,
@@ -208,7 +230,8 @@ absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const lockstep::Di
     if (status.ok()) status = lockstep::AtomicFile(run.best_path).Open();
   }
   LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(status, group));
-  for (std::string* path : {&run.folder, &run.best_path, &run.checkpoints, &run.resume_path, &run.resumed_run}) {
+  for (std::string* path :
+       {&run.folder, &run.best_path, &run.checkpoints, &run.resume_path, &run.resumed_run, &run.resumed_best}) {
     *path = lockstep::AllGatherString(*path, group)[0];
   }
   return run;

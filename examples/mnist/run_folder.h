@@ -13,10 +13,11 @@ namespace mnist {
 /// Where a run's files are.
 struct RunFolder {
   std::string folder;
-  std::string best_path;    ///< The best weights, cnn.pt.
-  std::string checkpoints;  ///< The folder of checkpoints to go on from, checkpoints in the folder.
-  std::string resume_path;  ///< The checkpoint to go on from; empty for a new run.
-  std::string resumed_run;  ///< The folder of that run; empty where the checkpoint stands alone.
+  std::string best_path;     ///< The best weights, cnn.pt.
+  std::string checkpoints;   ///< The folder of checkpoints to go on from, checkpoints in the folder.
+  std::string resume_path;   ///< The checkpoint to go on from; empty for a new run.
+  std::string resumed_run;   ///< The folder of that run; empty where the checkpoint stands alone.
+  std::string resumed_best;  ///< The best weights of that run.
 };
 
 /// Decides the paths, with the folder's default `runs/<time>` below where the user stood; makes nothing. When the
@@ -32,9 +33,5 @@ absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const lockstep::Di
 /// The configuration of the run that a checkpoint is of, as JSON: from the checkpoint, or from the run's folder; empty
 /// where it is in neither.
 std::string ResumedConfig(const lockstep::Value& checkpoint, const RunFolder& run);
-
-/// A run goes on with the data and the seed that it began with, or its test samples would come from the training part.
-absl::Status CheckSameData(const std::string& resume_path, const std::string& config_before,
-                           const std::string& config_now);
 
 }  // namespace mnist

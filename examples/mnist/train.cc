@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "lockstep/amp/grad_scaler.h"
@@ -29,6 +28,7 @@
 #include "lockstep/data/tensor_loader.h"
 #include "lockstep/ddp/distributed_data_parallel.h"
 #include "lockstep/ddp/parameter_sync.h"
+#include "lockstep/examples/mnist/resumed_config.h"
 #include "lockstep/models/conv_net.h"
 #include "lockstep/nn/batch_norm.h"
 #include "lockstep/nn/channels_last.h"
@@ -37,7 +37,6 @@
 #include "lockstep/samplers/distributed_sampler.h"
 #include "lockstep/trainer/metrics_log.h"
 #include "lockstep/trainer/progress.h"
-#include "lockstep/trainer/stop_signals.h"
 #include "lockstep/trainer/trace_writer.h"
 #include "lockstep/trainer/trainer.h"
 
@@ -82,33 +81,6 @@ std::unique_ptr<TensorLoader> MakeLoader(const lockstep::MnistData& data, const 
       });
 }
 
-/// What a run that goes on keeps of the configuration that it had, unless the command line says otherwise; `plan` says
-/// with how many ranks it goes on.
-absl::Status KeepConfig(const std::string& before, const std::string& resume_path, const Plan& plan, int rank,
-                        Config& config) {
-  LOCKSTEP_RETURN_IF_ERROR(CheckSameData(resume_path, before, ConfigJson(config, plan)));
-  const auto json = nlohmann::json::parse(before, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return absl::OkStatus();
-  const auto number = [&](const char* key, auto otherwise) -> decltype(otherwise) {
-    return json.contains(key) && json[key].is_number() ? json[key].get<decltype(otherwise)>() : otherwise;
-  };
-  if (!config.lr_given) config.lr = number("lr", config.lr);
-  if (!config.weight_decay_given) config.weight_decay = number("weight_decay", config.weight_decay);
-  if (config.batch_size_given) return absl::OkStatus();
-  const int world_size = plan.environment.world_size;
-  const int ranks = std::max(1, number("world_size", world_size));
-  config.batch_size = std::max(1, number("batch_size", config.batch_size));
-  const int64_t global = int64_t{config.batch_size} * ranks;
-  if (ranks == world_size) return absl::OkStatus();
-  if (global % world_size == 0) {
-    config.batch_size = static_cast<int>(global / world_size);
-  } else if (rank == 0) {
-    LOG(WARNING) << "the batch of all ranks, " << global << " samples, doesn't divide by " << world_size
-                 << " ranks: each keeps its " << config.batch_size;
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 std::optional<at::ScalarType> AutocastType(const Config& config, bool cuda) {
@@ -117,19 +89,19 @@ std::optional<at::ScalarType> AutocastType(const Config& config, bool cuda) {
   return std::nullopt;
 }
 
-absl::Status Train(const Config& given, const Plan& plan, const RunFolder& paths,
+absl::Status Train(const Config& given, const Plan& plan, const RunFolder& paths, const lockstep::StopSignals& signals,
                    const lockstep::ProcessGroupPtr& group) {
   const at::Device device =
       plan.cuda ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(plan.device_index)) : at::kCPU;
   const int rank = lockstep::GetRank(group), world_size = lockstep::GetWorldSize(group);
-  const lockstep::StopSignals signals;
 
   Config config = given;
+  if (paths.best_path != paths.folder + "/cnn.pt") config.pt_path = paths.best_path;
   std::optional<lockstep::Value> checkpoint;
   if (!paths.resume_path.empty()) {
     auto loaded = lockstep::LoadPth(paths.resume_path);
     absl::Status status = loaded.status();
-    if (status.ok()) status = KeepConfig(ResumedConfig(*loaded, paths), paths.resume_path, plan, rank, config);
+    if (status.ok()) status = KeepConfig(ResumedConfig(*loaded, paths), paths.resume_path, plan, rank == 0, config);
     LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(status, group));
     checkpoint = *std::move(loaded);
   }
@@ -261,7 +233,7 @@ absl::Status Train(const Config& given, const Plan& plan, const RunFolder& paths
   if (rank == 0 && begun.ok()) begun = log.Open(trainer.epoch(), trainer.step());
   // A new folder begins with the best of the old one, in case there is no better one.
   if (rank == 0 && begun.ok() && checkpoint && !std::filesystem::exists(paths.best_path)) {
-    const auto old = lockstep::LoadPth(paths.resumed_run + "/cnn.pt");
+    const auto old = lockstep::LoadPth(paths.resumed_best);
     begun = lockstep::SavePth(old.ok() ? *old : *checkpoint, paths.best_path);
   }
   LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(begun, group));

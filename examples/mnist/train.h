@@ -8,6 +8,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/examples/mnist/config.h"
 #include "lockstep/examples/mnist/run_folder.h"
+#include "lockstep/trainer/stop_signals.h"
 
 namespace mnist {
 
@@ -15,7 +16,7 @@ namespace mnist {
 std::optional<at::ScalarType> AutocastType(const Config& config, bool cuda);
 
 /// One rank's part: reads the data, trains, and evaluates the best checkpoint on the test part. Collective.
-absl::Status Train(const Config& config, const Plan& plan, const RunFolder& paths,
+absl::Status Train(const Config& config, const Plan& plan, const RunFolder& paths, const lockstep::StopSignals& signals,
                    const lockstep::ProcessGroupPtr& group);
 
 }  // namespace mnist

@@ -190,6 +190,49 @@ TEST(Checkpointer, AFolderThatIsRemovedIsMadeAgain) {
   EXPECT_EQ(*Checkpointer::Latest(folder), folder + "/step-2.pth");
 }
 
+TEST(Checkpointer, AFileThatIsNewerThanTheListIsTakenWhenItIsWhole) {
+  const std::string folder = Folder();
+  PthWriter writer;
+  CheckpointerOptions options = In(folder);
+  options.name = "last";
+  options.keep_last = 1;
+  {
+    Checkpointer checkpointer(options, writer, Group());
+    ASSERT_TRUE(checkpointer.Save(State(1), {1, 1}).ok());
+    ASSERT_TRUE(checkpointer.Wait().ok());
+  }
+  Barrier(Group());
+  if (GetRank(Group()) == 0) {
+    ASSERT_TRUE(SavePth(State(2), folder + "/last.pth").ok());  // and the list was not written any more
+  }
+  Barrier(Group());
+  const auto latest = Checkpointer::Latest(folder);
+  ASSERT_TRUE(latest.ok()) << latest.status();
+  EXPECT_EQ(*latest, folder + "/last.pth");
+  Barrier(Group());
+  if (GetRank(Group()) == 0) fs::resize_file(folder + "/last.pth", 300);
+  Barrier(Group());
+  EXPECT_EQ(Checkpointer::Latest(folder).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(Checkpointer, ARunThatWentOnFromAnEarlierStepDropsWhatCameAfterIt) {
+  for (size_t keep_last : {0, 3}) {
+    const std::string folder = Folder();
+    PthWriter writer;
+    CheckpointerOptions options = In(folder);
+    options.name = "step-{step}";
+    options.keep_last = keep_last;
+    Checkpointer checkpointer(options, writer, Group());
+    for (size_t step : {1, 2, 3, 2}) ASSERT_TRUE(checkpointer.Save(State(1), {1, step}).ok());
+    ASSERT_TRUE(checkpointer.Wait().ok());
+    Barrier(Group());
+    EXPECT_EQ(*Checkpointer::Latest(folder), folder + "/step-2.pth");
+    EXPECT_EQ(fs::exists(folder + "/step-3.pth"), keep_last == 0) << "all are kept";
+    EXPECT_TRUE(fs::exists(folder + "/step-1.pth"));
+    Barrier(Group());
+  }
+}
+
 TEST(Checkpointer, BadNamesAndOptions) {
   const std::string folder = Folder();
   PthWriter writer;

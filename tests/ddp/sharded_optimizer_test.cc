@@ -159,13 +159,14 @@ void ExpectWholeState(const Options& options, bool groups) {
   }
   auto whole = a->WholeState();
   ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_TRUE(whole->master_weights.is_none());
   if (GetRank(Group()) == 0) {
-    ASSERT_TRUE(SavePth(*whole, Temporary("state.pth")).ok());
+    ASSERT_TRUE(SavePth(whole->state, Temporary("state.pth")).ok());
   }
   const std::string path = BroadcastString(Temporary("state.pth"), Group());
   const auto loaded = LoadPth(path);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
-  ASSERT_TRUE(b->LoadWholeState(*loaded).ok()) << b->LoadWholeState(*loaded);
+  ASSERT_TRUE(b->LoadWholeState(*loaded, nullptr).ok()) << b->LoadWholeState(*loaded, nullptr);
   ASSERT_TRUE(LoadOptimizerState(*loaded, c).ok()) << LoadOptimizerState(*loaded, c);
   ASSERT_TRUE(LoadModuleState(ModuleState(*first_net), *second_net).ok());
   ASSERT_TRUE(LoadModuleState(ModuleState(*first_net), *plain_net).ok());
@@ -181,7 +182,7 @@ void ExpectWholeState(const Options& options, bool groups) {
   Value other((ValueDict()));
   other.set("state", ValueDict());
   other.set("param_groups", ValueList{});
-  EXPECT_FALSE(b->LoadWholeState(other).ok());
+  EXPECT_FALSE(b->LoadWholeState(other, nullptr).ok());
   Barrier(Group());
 }
 

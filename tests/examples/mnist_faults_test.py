@@ -64,6 +64,7 @@ class Faults(unittest.TestCase):
             self.skipTest("no mount namespace can be made here")
         result = subprocess.run(self.namespace + ["bash", "-c", script], env=ENV, capture_output=True, text=True, timeout=100)
         # No best checkpoint could be written, and that is what is missing at the end.
+        self.assertEqual(result.returncode, 1)
         self.assertIn("No space left on device", result.stderr)
         self.assertIn("cnn.pt", result.stderr)
         self.assertRegex(result.stdout, "epoch: 8, step: ")

@@ -129,9 +129,9 @@ class LockstepRun(unittest.TestCase):
     def start_savers(self, *flags):
         """Ranks that take a second to save when they are told to stop."""
         body = (f"import os, signal, sys, time\n"
-                f"def stop(*_):\n    print('saving', flush=True); os.system('sleep 1'); print('saved', flush=True); os._exit(75)\n"
+                f"def stop(*_):\n    os.write(1, b'saving\\n'); os.system('sleep 1'); os.write(1, b'saved\\n'); os._exit(75)\n"
                 f"for s in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT): signal.signal(s, stop)\n"
-                f"print('ready', flush=True)\nwhile True: time.sleep(0.05)")
+                f"os.write(1, b'ready\\n')\nwhile True: time.sleep(0.05)")
         process = subprocess.Popen([PROGRAM, "--nproc_per_node=2", "--standalone", *flags, sys.executable, "-c", body],
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2):
@@ -150,10 +150,44 @@ class LockstepRun(unittest.TestCase):
         out, _ = process.communicate(timeout=20)
         self.assertEqual((process.returncode, out.count("saved")), (128 + signal.SIGTERM, 0))
 
+    def test_one_wish_that_comes_twice_is_one(self):
+        process = self.start_savers()
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+        self.assertEqual((process.returncode, out.count("saved")), (75, 2), err)
+
+    def test_a_signal_that_was_ignored_from_the_start_stays_so(self):
+        process = subprocess.Popen([PROGRAM, "--standalone", "sh", "-c", "echo ready; sleep 1"], stdout=subprocess.PIPE, text=True,
+                                   preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        self.assertEqual(process.stdout.readline(), "ready\n")
+        process.send_signal(signal.SIGHUP)
+        self.assertEqual(process.wait(20), 0)
+
+    def test_ranks_that_end_well_after_a_signal_end_the_launcher_well(self):
+        process = subprocess.Popen([PROGRAM, "--standalone", "sh", "-c", "trap 'echo heard' TERM; echo ready; sleep 1; sleep 1"],
+                                   stdout=subprocess.PIPE, text=True)
+        self.assertEqual(process.stdout.readline(), "ready\n")
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(20), 0)
+
+    def test_the_code_of_ranks_that_stop_is_an_option(self):
+        result = run("--standalone", "--max_restarts=2", "--stop_exit_code=99", "sh", "-c", "exit 99")
+        self.assertEqual((result.returncode, result.stderr), (99, ""))
+        # A rank that dies of the wish to stop is not started again.
+        process = subprocess.Popen([PROGRAM, "--standalone", "--max_restarts=2", "sh", "-c", "echo ready; exec sleep 100"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.assertEqual(process.stdout.readline(), "ready\n")
+        process.send_signal(signal.SIGUSR1)
+        _, err = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 128 + signal.SIGUSR1)
+        self.assertNotIn("starting all ranks again", err)
+
     def test_a_second_signal_ends_at_once(self):
         process = self.start_savers()
         process.send_signal(signal.SIGINT)
         self.assertEqual(process.stdout.readline(), "saving\n")
+        time.sleep(0.2)  # what comes at once is the same wish
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=20)
         self.assertEqual(process.returncode, 128 + signal.SIGINT)
