@@ -70,7 +70,7 @@ class Trainer {
     torch::optim::LRScheduler* scheduler = nullptr;  ///< May be null.
     DistributedDataParallelBase* ddp = nullptr;      ///< The wrapper, where it is one; needed for GradientStepOptions.
     Checkpointer* checkpointer = nullptr;            ///< Saves everything that Resume needs; may be null.
-    const StopSignals* signals = nullptr;            ///< Save and stop at the next batch; may be null.
+    const StopSignals* signals = nullptr;            ///< Save and stop a batch later; may be null.
     /// What takes part in a Join of ranks with different numbers of batches, `ddp` and batch norms; empty: all ranks
     /// have as many.
     std::vector<Joinable*> joinables;
@@ -87,7 +87,8 @@ class Trainer {
 
   /// Before Fit, to go on from a checkpoint of the checkpointer, the batches of whose epoch that are done are left out,
   /// or of best_path, with the epoch after it. In a world of another size the rest of the epoch is shared
-  /// out anew; what can't be kept is said in the log. Errors, on all ranks: a part that doesn't fit. Collective.
+  /// out anew; what can't be kept is said in the log. Every rank has the whole checkpoint. Errors, on all ranks: a part
+  /// that doesn't fit. Collective.
   absl::Status Resume(const Value& checkpoint) {
     LOCKSTEP_ASSIGN_OR_RETURN(resumed_, LoadRunState(checkpoint, Parts(), options_.device, pieces_.group));
     progress_ = resumed_->progress;
