@@ -24,12 +24,11 @@
 #include "lockstep/data/batch_source.h"
 #include "lockstep/metrics/metric_sums.h"
 #include "lockstep/trainer/batch_stream.h"
-#include "lockstep/trainer/checkpoint_pace.h"
 #include "lockstep/trainer/continue_pass.h"
 #include "lockstep/trainer/finite_check.h"
-#include "lockstep/trainer/generators.h"
 #include "lockstep/trainer/gradient_step.h"
 #include "lockstep/trainer/observer.h"
+#include "lockstep/trainer/run_keeper.h"
 #include "lockstep/trainer/run_progress.h"
 #include "lockstep/trainer/run_state.h"
 #include "lockstep/trainer/step.h"
@@ -48,10 +47,7 @@ struct TrainerOptions {
   JoinOptions join;                        ///< Used when there are joinables.
   std::string best_path;                   ///< Where the best state is kept; empty: nowhere.
   bool best_failure_is_error = true;       ///< Whether training ends when that can't be written; else a warning.
-  CheckpointIntervals checkpoints;         ///< When the checkpointer saves.
-  std::string config;                      ///< Is saved with each checkpoint, for people and for whoever resumes.
-  uint64_t seed = 0;                       ///< Of the generators of ranks that join a resumed run.
-  int stop_exit_code = 75;                 ///< After a signal; a scheduler starts a program again that ends with it.
+  RunKeeperOptions run;                    ///< When everything is saved, and what else a resumed run needs.
 };
 
 /// A training loop over swappable pieces, and nothing more: whatever it does can be done by hand with the same pieces
@@ -83,22 +79,18 @@ class Trainer {
         options_(std::move(options)),
         gradients_(pieces_.state.optimizer, pieces_.state.scaler, pieces_.ddp, options_.gradients),
         finite_(options_.finite, pieces_.group),
-        pace_(options_.checkpoints, pieces_.signals, pieces_.group) {}
+        keeper_(options_.run, {pieces_.state, pieces_.scheduler, pieces_.ddp, &gradients_}, &finite_,
+                pieces_.checkpointer, pieces_.signals, options_.device, pieces_.group) {}
 
   /// Before Fit, to go on from a checkpoint of the checkpointer, the batches of whose epoch that are done are left out,
   /// or of best_path, with the epoch after it. In a world of another size the rest of the epoch is shared
   /// out anew; what can't be kept is said in the log. Every rank has the whole checkpoint. Errors, on all ranks: a part
   /// that doesn't fit. Collective.
-  absl::Status Resume(const Value& checkpoint) {
-    LOCKSTEP_ASSIGN_OR_RETURN(resumed_, LoadRunState(checkpoint, Parts(), options_.device, pieces_.group));
-    progress_ = resumed_->progress;
-    finite_.set_state(progress_.skip_streak);
-    return absl::OkStatus();
-  }
+  absl::Status Resume(const Value& checkpoint) { return keeper_.Resume(checkpoint); }
 
   /// The epoch that Fit begins or goes on with, and the steps of it that are done.
-  size_t epoch() const { return progress_.epoch; }
-  size_t step() const { return progress_.step; }
+  size_t epoch() const { return keeper_.progress().epoch; }
+  size_t step() const { return keeper_.progress().step; }
 
   /// Trains and validates until the epochs are over or the stop criterion says so, on all ranks together. Errors, on
   /// all ranks: a loss, norm or metric that is not finite, but for steps that the scaler skipped; too many skipped
@@ -117,18 +109,10 @@ class Trainer {
     }
     try {
       Tell([](TrainObserver& o) { o.OnFitStart(); });
-      absl::StatusOr<bool> stop = false;
-      if (!resumed_) {
-        progress_ = {};
-      } else if (const absl::Status taken = TakeGenerators(*resumed_, options_.device, options_.seed, pieces_.group);
-                 !taken.ok()) {
-        stop = taken;
-      } else {
-        stop = !progress_.in_epoch && AnyRank(!pieces_.state.stop->reason().empty(), pieces_.group);  // it had stopped
-      }
-      while (progress_.epoch <= options_.epochs && stop.ok() && !*stop) stop = Epoch(progress_.epoch);
+      absl::StatusOr<bool> stop = keeper_.Start();
+      while (stop.ok() && !*stop && epoch() <= options_.epochs) stop = Epoch(epoch());
       absl::Status status = stop.status();
-      if (status.ok() && pieces_.checkpointer != nullptr) status = pieces_.checkpointer->Wait();
+      if (status.ok()) status = keeper_.Finish();
       const std::string why(status.message());
       if (!status.ok() && !ExitCodeOf(status)) TellException(why);
       Tell([](TrainObserver& o) { o.OnFitEnd(); });
@@ -161,10 +145,11 @@ class Trainer {
     Tell([&](TrainObserver& o) { o.OnEpochStart(epoch); });
     LOCKSTEP_RETURN_IF_ERROR(TrainEpoch());
     EpochInfo info{epoch, options_.epochs, {}, false};
+    const RunProgress& progress = keeper_.progress();
     // When the scaler skipped every step of a short epoch there is no training mean, and that is no error.
-    LOCKSTEP_ASSIGN_OR_RETURN(
-        info.metrics, progress_.sums.FiniteMeans("train_", pieces_.group,
-                                                 /*may_be_empty=*/progress_.skipped > 0 || progress_.step == 0));
+    LOCKSTEP_ASSIGN_OR_RETURN(info.metrics,
+                              progress.sums.FiniteMeans("train_", pieces_.group,
+                                                        /*may_be_empty=*/progress.skipped > 0 || progress.step == 0));
     const double train_seconds = Seconds();
     const double samples = info.metrics["train_samples"];
     info.metrics.erase("train_samples");
@@ -175,7 +160,7 @@ class Trainer {
     const LossScaler& scaler = *pieces_.state.scaler;
     if (const double scale = scaler.scale(); scaler.dynamic() || scale != 1) {
       info.metrics["loss_scale"] = scale;
-      info.metrics["skipped_steps"] = static_cast<double>(progress_.skipped);
+      info.metrics["skipped_steps"] = static_cast<double>(progress.skipped);
     }
     if (pieces_.scheduler != nullptr && !options_.schedule_each_step) pieces_.scheduler->step();
 
@@ -190,11 +175,7 @@ class Trainer {
     Tell([&](TrainObserver& o) { o.OnValidated(info); });
     if (info.improved) LOCKSTEP_RETURN_IF_ERROR(Save(options_.best_path, epoch));
     Tell([&](TrainObserver& o) { o.OnEpochEnd(info); });
-    BeginEpoch(epoch + 1);
-    const CheckpointPace::Due due = pace_.AfterEpoch(epoch);
-    const bool over = stop || epoch == options_.epochs;
-    if (due.save || due.stop || over) LOCKSTEP_RETURN_IF_ERROR(SaveRun(epoch, info.metrics));
-    if (due.stop && !over) return StopOnSignal(absl::StrCat("after epoch ", epoch));
+    LOCKSTEP_RETURN_IF_ERROR(keeper_.AfterEpoch(info.metrics, stop || epoch == options_.epochs));
     if (stop) Tell([&](TrainObserver& o) { o.OnStopped(pieces_.state.stop->reason()); });
     return stop;
   }
@@ -203,23 +184,24 @@ class Trainer {
     pieces_.wrapper->train();
     BatchStream<Batch> batches(*pieces_.train, pieces_.joinables, pieces_.group, options_.join);
     LOCKSTEP_RETURN_IF_ERROR(StartPass(batches));
-    const auto device = pieces_.checkpointer == nullptr ? std::nullopt : std::optional(options_.device);
+    const auto device = keeper_.noted_generators();
+    RunProgress& progress = keeper_.progress();
     start_ =
-        Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(progress_.seconds));
+        Clock::now() - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(progress.seconds));
     StepInfo info;
-    info.epoch = progress_.epoch;
+    info.epoch = progress.epoch;
     info.epochs = options_.epochs;
-    info.step = progress_.step;
-    info.samples = progress_.samples;
-    info.loss = progress_.loss;
+    info.step = progress.step;
+    info.samples = progress.samples;
+    info.loss = progress.loss;
     const size_t window = options_.gradients.accumulate;
-    info.steps = progress_.steps_before_pass + (pieces_.train->num_batches() + window - 1) / window;
+    info.steps = progress.steps_before_pass + (pieces_.train->num_batches() + window - 1) / window;
     bool starts = true;  // also a step that a run goes on with
     while (Batch* batch = batches.Next(device)) {
       if (std::exchange(starts, false)) Tell([](TrainObserver& o) { o.OnStepStart(); });
       if (gradients_.between_steps()) {
         gradients_.Begin();
-        progress_.step_sums = {};
+        progress.step_sums = {};
       }
       const bool last = gradients_.is_next_last() || batches.is_last();
       StepOutput output;
@@ -230,20 +212,21 @@ class Trainer {
       }
       gradients_.Backward(output, last, batches.counts());
       if (batches.counts()) {
-        progress_.samples = info.samples += output.samples;
-        ++progress_.batches;
-        Count(output, progress_.step_sums);
+        progress.samples = info.samples += output.samples;
+        ++progress.batches;
+        Count(output, progress.step_sums);
       }
       if (last) LOCKSTEP_RETURN_IF_ERROR(Step(info));
       starts = last;
       // A join is left between steps, and while all ranks have batches: what it does for those that have none no
       // checkpoint knows.
       if (pieces_.joinables.empty() || (last && batches.all_count())) {
-        LOCKSTEP_RETURN_IF_ERROR(AfterBatch(batches, last));
+        LOCKSTEP_RETURN_IF_ERROR(
+            keeper_.AfterBatch(last, batches.generators_before_next(), pieces_.train->SamplesIn(progress.batches)));
       }
     }
     if (!gradients_.between_steps()) {  // only where a run goes on with other batches
-      LogUnfinishedStep(progress_.epoch, pieces_.group);
+      LogUnfinishedStep(progress.epoch, pieces_.group);
       pieces_.state.module->zero_grad();
       gradients_.Begin();
     }
@@ -252,84 +235,39 @@ class Trainer {
 
   /// The step after a window of batches.
   absl::Status Step(StepInfo& info) {
+    RunProgress& progress = keeper_.progress();
     info.stepped = gradients_.Step();
-    progress_.step = ++info.step;
-    ++progress_.total_steps;
-    info.skipped = progress_.skipped += info.stepped ? 0 : 1;
+    progress.step = ++info.step;
+    ++progress.total_steps;
+    info.skipped = progress.skipped += info.stepped ? 0 : 1;
     info.grad_norm = gradients_.grad_norm();
     const at::Tensor loss = gradients_.loss();
     LOCKSTEP_RETURN_IF_ERROR(finite_.AddStep(info.stepped, info.epoch, info.step, loss, info.grad_norm));
-    if (loss.defined()) progress_.loss = info.loss = loss;
+    if (loss.defined()) progress.loss = info.loss = loss;
     info.loss_value.reset();
-    info.seconds = Seconds();
+    info.seconds = keeper_.progress().seconds = Seconds();
     info.learning_rate = LearningRate();
     info.scaler = pieces_.state.scaler;
     Tell([&](TrainObserver& o) { o.OnStepEnd(info); });
     if (options_.schedule_each_step && info.stepped && pieces_.scheduler != nullptr) pieces_.scheduler->step();
-    if (info.stepped) progress_.sums.Add(progress_.step_sums);
+    if (info.stepped) progress.sums.Add(progress.step_sums);
     return absl::OkStatus();
-  }
-
-  absl::Status AfterBatch(const BatchStream<Batch>& batches, bool ends_step) {
-    const CheckpointPace::Due due = pace_.AfterBatch(ends_step, progress_.total_steps);
-    if (!due.save && !due.stop) return absl::OkStatus();
-    progress_.generators_before_batch = batches.generators_before_next();
-    LOCKSTEP_RETURN_IF_ERROR(SaveRun(progress_.epoch, {}));
-    if (!due.stop) return absl::OkStatus();
-    return StopOnSignal(absl::StrCat("in epoch ", progress_.epoch, " after step ", progress_.step));
-  }
-
-  // Checkpoints.
-
-  RunParts Parts() { return {pieces_.state, pieces_.scheduler, pieces_.ddp, &gradients_}; }
-
-  void BeginEpoch(size_t epoch) {
-    const size_t total_steps = progress_.total_steps;
-    progress_ = RunProgress();
-    progress_.epoch = epoch;
-    progress_.total_steps = total_steps;
-  }
-
-  /// Saves, unless there is nothing to save with, what Resume needs.
-  absl::Status SaveRun(size_t epoch, const std::map<std::string, double>& metrics) {
-    if (pieces_.checkpointer == nullptr) return absl::OkStatus();
-    LOCKSTEP_RETURN_IF_ERROR(finite_.Check());  // no checkpoint of a run that is lost already
-    progress_.skip_streak = finite_.state();
-    progress_.window = gradients_.SaveState(*pieces_.state.module);
-    progress_.generators = GeneratorsState(options_.device);
-    if (progress_.in_epoch) {
-      progress_.seconds = Seconds();
-      const auto taken = pieces_.train->SamplesIn(progress_.batches);
-      progress_.taken = taken ? Value(static_cast<int64_t>(*taken)) : Value();
-    }
-    LOCKSTEP_ASSIGN_OR_RETURN(const Value state, SaveRunState(Parts(), progress_, options_.config, pieces_.group));
-    pace_.Saved();
-    return pieces_.checkpointer->Save(state, {epoch, progress_.total_steps, metrics});
-  }
-
-  absl::Status StopOnSignal(const std::string& when) {
-    if (pieces_.checkpointer != nullptr) LOCKSTEP_RETURN_IF_ERROR(pieces_.checkpointer->Wait());
-    return EndWithCode(options_.stop_exit_code,
-                       absl::StrCat("stopped by a signal ", when,
-                                    pieces_.checkpointer == nullptr ? "; there is no checkpoint to go on from"
-                                                                    : "; to be resumed from the latest checkpoint"));
   }
 
   /// The epoch's pass over the batches, or what is left of it.
   absl::Status StartPass(BatchStream<Batch>& batches) {
-    const auto resumed = std::exchange(resumed_, std::nullopt);
-    if (resumed && progress_.in_epoch) {
-      LOCKSTEP_ASSIGN_OR_RETURN(const bool goes_on, ContinuePass(*pieces_.train, batches, *resumed, progress_,
+    RunProgress& progress = keeper_.progress();
+    if (const auto resumed = keeper_.TakeResumed()) {
+      LOCKSTEP_ASSIGN_OR_RETURN(const bool goes_on, ContinuePass(*pieces_.train, batches, *resumed, progress,
                                                                  options_.device, pieces_.group));
       if (goes_on) return absl::OkStatus();
-      LogEpochAgain(progress_.epoch, pieces_.group);
+      LogEpochAgain(progress.epoch, pieces_.group);
       pieces_.state.module->zero_grad();
       gradients_.Begin();
     }
-    BeginEpoch(progress_.epoch);
-    progress_.in_epoch = true;
-    if (pieces_.checkpointer != nullptr) progress_.generators_at_start = GeneratorsState(options_.device);
-    pieces_.train->StartEpoch(progress_.epoch - 1);
+    keeper_.BeginEpoch(progress.epoch);
+    keeper_.BeginPass();
+    pieces_.train->StartEpoch(progress.epoch - 1);
     return absl::OkStatus();
   }
 
@@ -376,9 +314,7 @@ class Trainer {
   TrainerOptions options_;
   GradientStep gradients_;
   FiniteCheck finite_;
-  CheckpointPace pace_;
-  RunProgress progress_;
-  std::optional<LoadedRun> resumed_;  // until Fit has taken it up
+  RunKeeper keeper_;
   Clock::time_point start_ = Clock::now();
 };
 

@@ -166,12 +166,12 @@ absl::Status Train(const Config& given, const Plan& plan, const RunFolder& paths
   options.autocast = autocast;
   options.best_path = paths.best_path;
   options.best_failure_is_error = config.save_failure_is_error;
-  options.checkpoints.steps = config.save_every_steps;
-  options.checkpoints.epochs = config.save_every_epochs;
-  options.checkpoints.minutes = config.save_every_minutes;
-  options.config = ConfigJson(config, plan);
-  options.seed = config.seed;
-  options.stop_exit_code = config.stop_exit_code;
+  options.run.checkpoints.steps = config.save_every_steps;
+  options.run.checkpoints.epochs = config.save_every_epochs;
+  options.run.checkpoints.minutes = config.save_every_minutes;
+  options.run.config = ConfigJson(config, plan);
+  options.run.seed = config.seed;
+  options.run.stop_exit_code = config.stop_exit_code;
 
   const auto step = [](auto& module, TensorBatch& batch) {
     const at::Tensor logits = module.forward(batch.data);
@@ -229,7 +229,7 @@ absl::Status Train(const Config& given, const Plan& plan, const RunFolder& paths
     }
   }
   absl::Status begun;
-  if (rank == 0) begun = lockstep::WriteFileAtomically(paths.folder + "/config.json", options.config);
+  if (rank == 0) begun = lockstep::WriteFileAtomically(paths.folder + "/config.json", options.run.config);
   if (rank == 0 && begun.ok()) begun = log.Open(trainer.epoch(), trainer.step());
   // A new folder begins with the best of the old one, in case there is no better one.
   if (rank == 0 && begun.ok() && checkpoint && !std::filesystem::exists(paths.best_path)) {

@@ -295,7 +295,7 @@ TEST(Resume, FromAnyStepEqualsARunThatDidNotStop) {
     SmallRun whole(scenario, "");
     ASSERT_TRUE(whole.Fit().ok());
     SmallRun saving(scenario, folder);
-    saving.options.checkpoints.steps = 1;
+    saving.options.run.checkpoints.steps = 1;
     const absl::Status saved = saving.Fit();
     ASSERT_TRUE(saved.ok()) << saved;
     saving.ExpectEndOf(whole);  // saving changes nothing
@@ -334,7 +334,7 @@ TEST(Resume, ASignalToOneRankSavesOnAllAfterTheSameBatchAlsoInsideAStep) {
     SmallRun first(scenario, folder);
     const StopSignals signals;
     first.pieces.signals = &signals;
-    first.options.stop_exit_code = 76;
+    first.options.run.stop_exit_code = 76;
     first.pieces.train_step = Signalling(first, at, GetWorldSize(World()) - 1, at % 2 == 0 ? SIGTERM : SIGUSR1);
     const absl::Status stopped = first.Fit();
     EXPECT_EQ(ExitCodeOf(stopped), 76) << stopped;
@@ -550,7 +550,7 @@ TEST(Resume, RefusesDataWithFewerBatches) {
   Scenario scenario = Scenarios()[0];
   const std::string folder = Folder();
   SmallRun first(scenario, folder);
-  first.options.checkpoints.steps = 1;
+  first.options.run.checkpoints.steps = 1;
   ASSERT_TRUE(first.Fit().ok());
   Barrier(World());
   scenario.samples = 4 * GetWorldSize(World());
@@ -563,7 +563,7 @@ TEST(Resume, RefusesWhatIsNoRunOfThisVersion) {
   Scenario scenario = Scenarios()[0];
   const std::string folder = Folder();
   SmallRun first(scenario, folder);
-  first.options.checkpoints.steps = 1;
+  first.options.run.checkpoints.steps = 1;
   ASSERT_TRUE(first.Fit().ok());
   Barrier(World());
   const Value whole = *LoadPth(folder + "/step-3.pth");
@@ -622,7 +622,7 @@ TEST(Resume, AnIntervalInMinutesIsOneSaveEach) {
   Scenario scenario = Scenarios()[0];
   scenario.background = false;
   SmallRun run(scenario, folder);
-  run.options.checkpoints = {0, 0, 0.2 / 60};
+  run.options.run.checkpoints = {0, 0, 0.2 / 60};
   int slow = 0;
   run.pieces.train_step = [&, inner = run.pieces.train_step](TensorBatch& batch) {
     if (++slow == 3) usleep(250'000);  // the only batch that takes long
@@ -667,7 +667,7 @@ TEST(Resume, SavesByMinutesAndAtTheEnd) {
   Scenario scenario = Scenarios()[0];
   scenario.background = false;
   SmallRun run(scenario, folder);
-  run.options.checkpoints = {0, 0, 1e-9};  // always due, but known one step later
+  run.options.run.checkpoints = {0, 0, 1e-9};  // always due, but known one step later
   ASSERT_TRUE(run.Fit().ok());
   Barrier(World());
   for (size_t step = 2; step <= run.seen.losses.size() / 2;
@@ -678,7 +678,7 @@ TEST(Resume, SavesByMinutesAndAtTheEnd) {
   EXPECT_TRUE(fs::exists(folder + "/step-" + std::to_string(run.seen.losses.size()) + ".pth"));
   const std::string only_last = Folder();
   SmallRun last(scenario, only_last);
-  last.options.checkpoints = {0, 0, 0};
+  last.options.run.checkpoints = {0, 0, 0};
   ASSERT_TRUE(last.Fit().ok());
   Barrier(World());
   size_t files = 0;
