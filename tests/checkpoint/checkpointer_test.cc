@@ -14,6 +14,7 @@
 #include <random>
 
 #include "lockstep/checkpoint/pth.h"
+#include "lockstep/checkpoint/snapshot.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/comm/texts.h"
@@ -230,6 +231,14 @@ TEST(Checkpointer, ARunThatWentOnFromAnEarlierStepDropsWhatCameAfterIt) {
     EXPECT_EQ(fs::exists(folder + "/step-3.pth"), keep_last == 0) << "all are kept";
     EXPECT_TRUE(fs::exists(folder + "/step-1.pth"));
     Barrier(Group());
+  }
+}
+
+TEST(Snapshot, CopiesEveryByteOfAnySize) {
+  Snapshot snapshot;
+  for (int64_t bytes : {0, 1, 15, 16, 63, 64, 65, 127, 1000, 4097, (1 << 20) + 13, (5 << 20) - 1}) {
+    const at::Tensor original = at::randint(0, 256, {bytes}, at::kByte);
+    EXPECT_TRUE(snapshot.Take(Value(original)).tensor()->equal(original)) << bytes;
   }
 }
 
