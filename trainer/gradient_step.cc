@@ -17,90 +17,9 @@
 #include "lockstep/base/status_macros.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/optim/clip_gradients.h"
+#include "lockstep/trainer/gradient_window.h"
 
 namespace lockstep {
-
-namespace {
-
-/// What SaveState says, read.
-struct Window {
-  size_t steps = 0, batches = 0, counted = 0, accumulate = 1;
-  double scale = 1;
-  int64_t samples = 0;
-  at::Tensor loss;
-  std::map<std::string, at::Tensor> gradients;
-};
-
-/// A gradient as a value: sparse ones, which files of Python's have no safe form for, as {"indices", "values",
-/// "sizes"}.
-Value State(const at::Tensor& gradient) {
-  if (!gradient.is_sparse()) return gradient;
-  const at::Tensor sum = gradient.coalesce();
-  ValueList sizes;
-  for (const int64_t size : sum.sizes()) sizes.emplace_back(size);
-  Value state((ValueDict()));
-  state.set("indices", sum.indices());
-  state.set("values", sum.values());
-  state.set("sizes", std::move(sizes));
-  return state;
-}
-
-/// And back; undefined for what is none.
-at::Tensor Gradient(const Value& state) {
-  if (state.tensor() != nullptr) return *state.tensor();
-  const Value *const indices = state.find("indices"), *const values = state.find("values"),
-                     *const list = state.find("sizes");
-  if (indices == nullptr || indices->tensor() == nullptr || values == nullptr || values->tensor() == nullptr ||
-      list == nullptr || list->items() == nullptr) {
-    return {};
-  }
-  std::vector<int64_t> sizes;
-  for (const Value& size : *list->items()) sizes.push_back(size.count().value_or(0));
-  try {
-    return at::sparse_coo_tensor(*indices->tensor(), *values->tensor(), sizes);
-  } catch (const c10::Error&) {
-    return {};
-  }
-}
-
-absl::Status Read(const Value& state, bool weight_by_samples, Window& window) {
-  const auto count = [&](const char* key, auto& number) {
-    const Value* const entry = state.find(key);
-    const auto value = entry == nullptr ? absl::InvalidArgumentError("missing") : entry->count();
-    if (!value.ok()) return absl::InvalidArgumentError(absl::StrCat("'", key, "' is no count"));
-    number = static_cast<std::decay_t<decltype(number)>>(*value);
-    return absl::OkStatus();
-  };
-  LOCKSTEP_RETURN_IF_ERROR(count("steps", window.steps));
-  const Value* const gradients = state.find("gradients");
-  if (gradients == nullptr) return absl::OkStatus();
-  LOCKSTEP_RETURN_IF_ERROR(count("batches", window.batches));
-  LOCKSTEP_RETURN_IF_ERROR(count("counted", window.counted));
-  LOCKSTEP_RETURN_IF_ERROR(count("accumulate", window.accumulate));
-  const Value *const scale = state.find("scale"), *const by_samples = state.find("weight_by_samples");
-  const auto scale_number = scale == nullptr ? absl::InvalidArgumentError("missing") : scale->number();
-  if (!scale_number.ok() || !(*scale_number > 0)) return absl::InvalidArgumentError("'scale' is no scale");
-  window.scale = *scale_number;
-  if (by_samples == nullptr || !by_samples->number().ok() || (*by_samples->number() != 0) != weight_by_samples) {
-    return absl::InvalidArgumentError("it has an unfinished step, in which weight_by_samples must stay as it was");
-  }
-  LOCKSTEP_RETURN_IF_ERROR(count("samples", window.samples));
-  if (const Value* const loss = state.find("loss"); loss != nullptr && loss->tensor() != nullptr) {
-    if (loss->tensor()->numel() != 1) return absl::InvalidArgumentError("'loss' is not one number");
-    window.loss = loss->tensor()->reshape({});
-  }
-  if (gradients->dict() == nullptr) return absl::InvalidArgumentError("'gradients' is no dict");
-  for (const auto& [name, gradient] : gradients->dict()->items) {
-    const at::Tensor tensor = Gradient(gradient);
-    if (name.string() == nullptr || !tensor.defined()) {
-      return absl::InvalidArgumentError("'gradients' has an entry that is no name and gradient");
-    }
-    window.gradients[*name.string()] = tensor;
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 GradientStep::GradientStep(torch::optim::Optimizer* optimizer, LossScaler* scaler, DistributedDataParallelBase* ddp,
                            GradientStepOptions options)
@@ -176,30 +95,27 @@ bool GradientStep::Step() {
 }
 
 Value GradientStep::SaveState(const torch::nn::Module& module) const {
-  Value state((ValueDict()));
-  state.set("steps", static_cast<int64_t>(steps_));
-  if (batches_ == 0) return state;
-  state.set("batches", static_cast<int64_t>(batches_));
-  state.set("counted", static_cast<int64_t>(counted_));
-  state.set("samples", samples_);
-  state.set("accumulate", static_cast<int64_t>(options_.accumulate));
-  state.set("scale", scaler_->scale());
-  state.set("weight_by_samples", options_.weight_by_samples);
-  state.set("loss", loss_.defined() ? Value(loss_) : Value());
-  Value gradients((ValueDict()));
+  GradientWindow window;
+  window.steps = steps_;
+  window.batches = batches_;
+  if (batches_ == 0) return window.ToValue();
+  window.counted = counted_;
+  window.samples = samples_;
+  window.accumulate = options_.accumulate;
+  window.scale = scaler_->scale();
+  window.weight_by_samples = options_.weight_by_samples;
+  window.loss = loss_;
   for (const auto& parameter : module.named_parameters()) {
-    if (parameter.value().grad().defined()) gradients.set(parameter.key(), State(parameter.value().grad()));
+    if (parameter.value().grad().defined()) window.gradients[parameter.key()] = parameter.value().grad();
   }
-  state.set("gradients", std::move(gradients));
-  return state;
+  return window.ToValue();
 }
 
 absl::Status GradientStep::LoadState(const Value& state, torch::nn::Module& module) {
-  Window window;
-  LOCKSTEP_RETURN_IF_ERROR(Read(state, options_.weight_by_samples, window));
-  steps_ = window.steps;
-  batches_ = window.batches;
-  if (batches_ == 0) return absl::OkStatus();
+  LOCKSTEP_ASSIGN_OR_RETURN(const GradientWindow window, GradientWindow::FromValue(state));
+  if (window.batches > 0 && window.weight_by_samples != options_.weight_by_samples) {
+    return absl::InvalidArgumentError("it has an unfinished step, in which weight_by_samples must stay as it was");
+  }
   const auto parameters = module.named_parameters();
   for (const auto& [name, gradient] : window.gradients) {
     const at::Tensor* const parameter = parameters.find(name);
@@ -207,6 +123,8 @@ absl::Status GradientStep::LoadState(const Value& state, torch::nn::Module& modu
       return absl::InvalidArgumentError(absl::StrCat("the gradient of ", name, " fits no parameter"));
     }
   }
+  steps_ = window.steps;
+  if (window.batches == 0) return absl::OkStatus();
   Begin();
   batches_ = window.batches;
   counted_ = window.counted;
@@ -229,14 +147,16 @@ absl::Status GradientStep::LoadState(const Value& state, torch::nn::Module& modu
 }
 
 absl::StatusOr<Value> GradientStep::ForOtherWorld(const ValueList& ranks, const ProcessGroupPtr& group) const {
-  Window sum;
+  const bool first = GetRank(group) == 0;
+  GradientWindow sum;
   for (const Value& rank : ranks) {
-    Window window;
-    LOCKSTEP_RETURN_IF_ERROR(Read(rank, options_.weight_by_samples, window));
+    LOCKSTEP_ASSIGN_OR_RETURN(const GradientWindow window, GradientWindow::FromValue(rank));
     sum.steps = window.steps;
     sum.batches = window.batches;
     sum.accumulate = window.accumulate;
     sum.scale = window.scale;
+    sum.weight_by_samples = window.weight_by_samples;
+    if (!first) continue;
     sum.counted += window.counted;
     sum.samples += window.samples;
     if (window.loss.defined()) sum.loss = sum.loss.defined() ? sum.loss + window.loss : window.loss;
@@ -245,26 +165,12 @@ absl::StatusOr<Value> GradientStep::ForOtherWorld(const ValueList& ranks, const 
       if (!is_new) found->second = found->second + gradient;
     }
   }
-  Value state((ValueDict()));
-  state.set("steps", static_cast<int64_t>(sum.steps));
-  if (sum.batches == 0) return state;
-  const bool first = GetRank(group) == 0;
-  state.set("batches", static_cast<int64_t>(sum.batches));
-  state.set("counted", static_cast<int64_t>(first ? sum.counted : 0));
-  state.set("samples", first ? sum.samples : 0);
-  state.set("accumulate", static_cast<int64_t>(sum.accumulate));
-  state.set("scale", sum.scale);
-  state.set("weight_by_samples", options_.weight_by_samples);
-  state.set("loss", first && sum.loss.defined() ? Value(sum.loss) : Value());
   // Their mean over ranks is taken later; with weight_by_samples their sum is divided by the samples of all.
-  const double factor =
-      options_.weight_by_samples ? 1 : static_cast<double>(GetWorldSize(group)) / static_cast<double>(ranks.size());
-  Value gradients((ValueDict()));
-  if (first) {
-    for (const auto& [name, gradient] : sum.gradients) gradients.set(name, State(gradient * factor));
+  const double factor = static_cast<double>(GetWorldSize(group)) / static_cast<double>(ranks.size());
+  for (auto& [name, gradient] : sum.gradients) {
+    if (!sum.weight_by_samples) gradient = gradient * factor;
   }
-  state.set("gradients", std::move(gradients));
-  return state;
+  return sum.ToValue();
 }
 
 void GradientStep::ClipGradients() {

@@ -59,8 +59,7 @@ class GradientStep {
   bool between_steps() const { return batches_ == 0; }
   bool is_next_last() const { return batches_ + 1 >= options_.accumulate; }
 
-  /// {"steps"} and, within a window, what it has so far: {"batches", "counted", "samples", "accumulate", "scale",
-  /// "weight_by_samples", "loss", "gradients"}, the last this rank's of the module's parameters, by their names.
+  /// A GradientWindow as a value, with this rank's gradients of the module's parameters.
   Value SaveState(const torch::nn::Module& module) const;
   /// Takes over one rank's state; another number of batches a step is allowed. InvalidArgument when it doesn't fit.
   absl::Status LoadState(const Value& state, torch::nn::Module& module);

@@ -144,8 +144,7 @@ class Restarting(Runs):
         self.assertIn("starting all ranks again (restart 1 of 1)", err)
 
     def test_with_torchrun(self):
-        python = os.environ.get("LOCKSTEP_PYTHON_PEER") or os.path.join(
-            os.environ.get("HOME", "/root"), ".cache/lockstep/python-peer-2.11.0/bin/python")
+        python = os.environ.get("LOCKSTEP_PYTHON_PEER") or os.path.expanduser("~/.cache/lockstep/python-peer-2.11.0/bin/python")
         if not os.path.exists(python):
             self.skipTest("there is no Python with PyTorch here; benchmarks/install_python_peer.sh installs one")
 

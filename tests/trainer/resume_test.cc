@@ -37,6 +37,7 @@
 #include "lockstep/ddp/power_sgd_hook.h"
 #include "lockstep/ddp/sharded_optimizer.h"
 #include "lockstep/samplers/distributed_sampler.h"
+#include "lockstep/trainer/gradient_window.h"
 #include "lockstep/trainer/stop_signals.h"
 #include "lockstep/trainer/trainer.h"
 
@@ -544,6 +545,26 @@ TEST(Resume, AnUnfinishedStepWithoutABatchToFinishItIsDropped) {
   const absl::Status status = rest.Fit(*Checkpointer::Latest(folder));
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_EQ(rest.seen.losses.size(), 0);
+}
+
+TEST(GradientWindow, KeepsDenseAndSparseGradients) {
+  GradientWindow window;
+  window.steps = 7;
+  window.batches = 2;
+  window.gradients["dense"] = at::ones({2, 3});
+  window.gradients["sparse"] =
+      at::sparse_coo_tensor(at::tensor({1, 1, 3}, at::kLong).view({1, 3}), at::ones({3, 2}), {5, 2});
+  const std::string path = Folder() + "/window.pth";
+  if (GetRank(World()) == 0) {
+    ASSERT_TRUE(SavePth(window.ToValue(), path).ok());
+  }
+  Barrier(World());
+  const auto read = GradientWindow::FromValue(*LoadPth(path));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->steps, 7);
+  EXPECT_TRUE(read->gradients.at("dense").equal(window.gradients["dense"]));
+  EXPECT_TRUE(read->gradients.at("sparse").is_sparse());
+  EXPECT_TRUE(read->gradients.at("sparse").to_dense().equal(window.gradients["sparse"].to_dense()));
 }
 
 TEST(Resume, RefusesDataWithFewerBatches) {
