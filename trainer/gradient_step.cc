@@ -7,9 +7,6 @@
 #include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
 #include <algorithm>
-#include <map>
-#include <string>
-#include <type_traits>
 #include <unordered_set>
 
 #include "lockstep/amp/master_weights.h"

@@ -363,6 +363,19 @@ TEST(Resume, ASignalWithoutACheckpointerStopsAndSaysThatNothingIsSaved) {
   EXPECT_LE(run.seen.losses.size(), 2);
 }
 
+/// The checkpoint of a run of all ranks that was stopped before its batch `at`, and, if asked for, what it trained on.
+std::string StoppedRun(const Scenario& scenario, int at, std::vector<int64_t>* taken = nullptr) {
+  const std::string folder = Folder();
+  SmallRun run(scenario, folder);
+  const StopSignals signals;
+  run.pieces.signals = &signals;
+  run.pieces.train_step = Signalling(run, at, 0, SIGTERM);
+  EXPECT_TRUE(ExitCodeOf(run.Fit()));
+  if (taken != nullptr) *taken = run.taken;
+  Barrier(World());
+  return *Checkpointer::Latest(folder);
+}
+
 /// The first ranks of the world; null for a world of one.
 std::optional<ProcessGroupPtr> FirstRanks(int n) {
   if (GetRank(World()) >= n) return std::nullopt;
@@ -488,18 +501,12 @@ TEST(Resume, OtherBatchSizesShareOutTheRest) {
   scenario.epochs = 1;
   scenario.samples = 48;
   scenario.batch_size = 2;
-  const std::string folder = Folder();
-  SmallRun first(scenario, folder);
-  const StopSignals signals;
-  first.pieces.signals = &signals;
-  first.pieces.train_step = Signalling(first, 2, 0, SIGTERM);
-  ASSERT_TRUE(ExitCodeOf(first.Fit()));
-  Barrier(World());
+  std::vector<int64_t> taken;
+  const std::string checkpoint = StoppedRun(scenario, 2, &taken);
   scenario.batch_size = 1;
   SmallRun rest(scenario, "");
-  const absl::Status status = rest.Fit(*Checkpointer::Latest(folder));
+  const absl::Status status = rest.Fit(checkpoint);
   ASSERT_TRUE(status.ok()) << status;
-  auto taken = first.taken;
   taken.insert(taken.end(), rest.taken.begin(), rest.taken.end());
   const auto all = All(taken);
   for (int64_t i = 0; i < 48; ++i) EXPECT_EQ(all.count(i), 1) << i;
@@ -509,17 +516,11 @@ TEST(Resume, AnotherNumberOfBatchesAStepTakesUpAnUnfinishedOne) {
   Scenario scenario = Scenarios()[0];
   scenario.epochs = 1;
   scenario.accumulate = 4;
-  const std::string folder = Folder();
-  SmallRun first(scenario, folder);
-  const StopSignals signals;
-  first.pieces.signals = &signals;
-  first.pieces.train_step = Signalling(first, 2, 0, SIGTERM);  // is answered after the third batch
-  ASSERT_TRUE(ExitCodeOf(first.Fit()));
-  Barrier(World());
+  const std::string checkpoint = StoppedRun(scenario, 2);  // is answered after the third batch
   for (size_t accumulate : {1, 2, 4, 5}) {
     scenario.accumulate = accumulate;
     SmallRun rest(scenario, "");
-    const absl::Status status = rest.Fit(*Checkpointer::Latest(folder));
+    const absl::Status status = rest.Fit(checkpoint);
     ASSERT_TRUE(status.ok()) << status;
     EXPECT_EQ(rest.seen.steps.front(), (std::pair<size_t, size_t>{1, 1}));
     EXPECT_EQ(rest.seen.metrics.at(1).at("train_ones"), 1);
@@ -532,17 +533,11 @@ TEST(Resume, AnUnfinishedStepWithoutABatchToFinishItIsDropped) {
   scenario.samples = 13 * GetWorldSize(World());
   scenario.batch_size = 4;
   scenario.accumulate = 3;
-  const std::string folder = Folder();
-  SmallRun first(scenario, folder);
-  const StopSignals signals;
-  first.pieces.signals = &signals;
-  first.pieces.train_step = Signalling(first, 1, 0, SIGTERM);
-  ASSERT_TRUE(ExitCodeOf(first.Fit()));
-  Barrier(World());
+  const std::string checkpoint = StoppedRun(scenario, 1);
   scenario.batch_size = 7;
   scenario.drop_last = true;
   SmallRun rest(scenario, "");
-  const absl::Status status = rest.Fit(*Checkpointer::Latest(folder));
+  const absl::Status status = rest.Fit(checkpoint);
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_EQ(rest.seen.losses.size(), 0);
 }
