@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "lockstep/base/error_text.h"
+#include "lockstep/base/prefixed.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/internal/checkpoint_list.h"
@@ -145,9 +146,11 @@ absl::Status Checkpointer::Wait() {
 absl::Status Checkpointer::Write(const Value& state, const std::string& file, const CheckpointMoment& moment) {
   try {
     const std::string& folder = options_.folder;
-    LOCKSTEP_RETURN_IF_ERROR(writer_.Save(state, folder + "/" + file));
-    LOCKSTEP_ASSIGN_OR_RETURN(const auto written, internal::SizeAndChecksum(folder + "/" + file));
-    ListedCheckpoint now{file, moment.epoch, moment.step, written.first, written.second, {}};
+    const std::string path = folder + "/" + file;
+    LOCKSTEP_RETURN_IF_ERROR(writer_.Save(state, path));
+    const auto written = internal::SizeAndChecksum(path);
+    if (!written.ok()) return Prefixed(path + ": it was written, and then: ", written.status());
+    ListedCheckpoint now{file, moment.epoch, moment.step, written->first, written->second, {}};
     const auto metric = moment.metrics.find(options_.monitor);
     if (metric != moment.metrics.end()) now.metric = metric->second;
 
