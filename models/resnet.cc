@@ -1,6 +1,8 @@
 #include "lockstep/models/resnet.h"
 
 #include <ATen/Functions.h>
+#include <absl/status/status.h>
+#include <absl/strings/str_cat.h>
 #include <torch/nn/init.h>
 
 namespace lockstep::models {
@@ -20,14 +22,17 @@ constexpr int64_t kExpansion = 4;  // of a bottleneck's channels
 
 }  // namespace
 
+// The convolutions draw their first numbers in torchvision's order, the shortcut's first.
 BasicBlockImpl::BasicBlockImpl(int64_t in_channels, int64_t channels, int64_t stride)
-    : conv1(register_module("conv1", torch::nn::Conv2d(Conv(in_channels, channels, 3, stride)))),
-      conv2(nullptr),
-      bn1(register_module("bn1", nn::BatchNorm2d(channels))),
-      bn2(nullptr) {
-  conv2 = register_module("conv2", torch::nn::Conv2d(Conv(channels, channels, 3, 1)));
-  bn2 = register_module("bn2", nn::BatchNorm2d(channels));
-  downsample = Downsample(in_channels, channels, stride);
+    : downsample(Downsample(in_channels, channels, stride)),
+      conv1(Conv(in_channels, channels, 3, stride)),
+      conv2(Conv(channels, channels, 3, 1)),
+      bn1(channels),
+      bn2(channels) {
+  register_module("conv1", conv1);
+  register_module("bn1", bn1);
+  register_module("conv2", conv2);
+  register_module("bn2", bn2);
   if (downsample) register_module("downsample", downsample);
 }
 
@@ -37,15 +42,19 @@ at::Tensor BasicBlockImpl::forward(const at::Tensor& input) {
 }
 
 BottleneckImpl::BottleneckImpl(int64_t in_channels, int64_t channels, int64_t stride)
-    : conv1(nullptr), conv2(nullptr), conv3(nullptr), bn1(nullptr), bn2(nullptr), bn3(nullptr) {
-  const int64_t out_channels = channels * kExpansion;
-  conv1 = register_module("conv1", torch::nn::Conv2d(Conv(in_channels, channels, 1, 1)));
-  bn1 = register_module("bn1", nn::BatchNorm2d(channels));
-  conv2 = register_module("conv2", torch::nn::Conv2d(Conv(channels, channels, 3, stride)));
-  bn2 = register_module("bn2", nn::BatchNorm2d(channels));
-  conv3 = register_module("conv3", torch::nn::Conv2d(Conv(channels, out_channels, 1, 1)));
-  bn3 = register_module("bn3", nn::BatchNorm2d(out_channels));
-  downsample = Downsample(in_channels, out_channels, stride);
+    : downsample(Downsample(in_channels, channels * kExpansion, stride)),
+      conv1(Conv(in_channels, channels, 1, 1)),
+      conv2(Conv(channels, channels, 3, stride)),
+      conv3(Conv(channels, channels * kExpansion, 1, 1)),
+      bn1(channels),
+      bn2(channels),
+      bn3(channels * kExpansion) {
+  register_module("conv1", conv1);
+  register_module("bn1", bn1);
+  register_module("conv2", conv2);
+  register_module("bn2", bn2);
+  register_module("conv3", conv3);
+  register_module("bn3", bn3);
   if (downsample) register_module("downsample", downsample);
 }
 
@@ -54,21 +63,27 @@ at::Tensor BottleneckImpl::forward(const at::Tensor& input) {
   return at::relu(out + (downsample ? downsample->forward(input) : input));
 }
 
-ResNetImpl::ResNetImpl(const std::vector<int>& blocks, int64_t num_classes, Block kind)
-    : conv1(register_module("conv1", torch::nn::Conv2d(Conv(3, 64, 7, 2)))),
+ResNetImpl::ResNetImpl(const std::vector<int>& blocks, Block kind, const ResNetOptions& options)
+    : conv1(
+          register_module("conv1", torch::nn::Conv2d(options.small_images() ? Conv(3, 64, 3, 1) : Conv(3, 64, 7, 2)))),
       bn1(register_module("bn1", nn::BatchNorm2d(64))),
-      fc(nullptr) {
+      fc(nullptr),
+      small_images_(options.small_images()) {
   TORCH_CHECK(blocks.size() == 4, "ResNet: expected the number of blocks of four layers, got ", blocks.size());
+  TORCH_CHECK(options.num_classes() > 0, "ResNet: num_classes must be at least 1, got ", options.num_classes());
   const int64_t wider = kind == Block::kBottleneck ? kExpansion : 1;
   layer1 = register_module("layer1", MakeLayer(64, 64, blocks[0], 1, kind));
   layer2 = register_module("layer2", MakeLayer(64 * wider, 128, blocks[1], 2, kind));
   layer3 = register_module("layer3", MakeLayer(128 * wider, 256, blocks[2], 2, kind));
   layer4 = register_module("layer4", MakeLayer(256 * wider, 512, blocks[3], 2, kind));
-  fc = register_module("fc", torch::nn::Linear(512 * wider, num_classes));
+  fc = register_module("fc", torch::nn::Linear(512 * wider, options.num_classes()));
   for (const auto& module : modules(/*include_self=*/false)) {
     if (auto* conv = module->as<torch::nn::Conv2dImpl>()) {
       torch::nn::init::kaiming_normal_(conv->weight, 0, torch::kFanOut, torch::kReLU);
     }
+    if (!options.zero_init_residual()) continue;
+    if (auto* block = module->as<BasicBlockImpl>()) torch::nn::init::zeros_(block->bn2->weight);
+    if (auto* block = module->as<BottleneckImpl>()) torch::nn::init::zeros_(block->bn3->weight);
   }
 }
 
@@ -87,15 +102,40 @@ torch::nn::Sequential ResNetImpl::MakeLayer(int64_t in_channels, int64_t channel
 }
 
 at::Tensor ResNetImpl::forward(const at::Tensor& images) {
-  at::Tensor x = at::max_pool2d(at::relu(bn1(conv1(images))), 3, 2, 1);
+  at::Tensor x = at::relu(bn1(conv1(images)));
+  if (!small_images_) x = at::max_pool2d(x, 3, 2, 1);
   x = layer4->forward(layer3->forward(layer2->forward(layer1->forward(x))));
   return fc(at::adaptive_avg_pool2d(x, {1, 1}).flatten(1));
 }
 
-ResNet ResNet18(int64_t num_classes) { return ResNet(std::vector<int>{2, 2, 2, 2}, num_classes); }
+ResNet ResNet18(const ResNetOptions& options) {
+  return ResNet(std::vector<int>{2, 2, 2, 2}, ResNetImpl::Block::kBasic, options);
+}
 
-ResNet ResNet50(int64_t num_classes) {
-  return ResNet(std::vector<int>{3, 4, 6, 3}, num_classes, ResNetImpl::Block::kBottleneck);
+ResNet ResNet34(const ResNetOptions& options) {
+  return ResNet(std::vector<int>{3, 4, 6, 3}, ResNetImpl::Block::kBasic, options);
+}
+
+ResNet ResNet50(const ResNetOptions& options) {
+  return ResNet(std::vector<int>{3, 4, 6, 3}, ResNetImpl::Block::kBottleneck, options);
+}
+
+ResNet ResNet101(const ResNetOptions& options) {
+  return ResNet(std::vector<int>{3, 4, 23, 3}, ResNetImpl::Block::kBottleneck, options);
+}
+
+ResNet ResNet152(const ResNetOptions& options) {
+  return ResNet(std::vector<int>{3, 8, 36, 3}, ResNetImpl::Block::kBottleneck, options);
+}
+
+absl::StatusOr<ResNet> MakeResNet(const std::string& name, const ResNetOptions& options) {
+  if (name == "resnet18") return ResNet18(options);
+  if (name == "resnet34") return ResNet34(options);
+  if (name == "resnet50") return ResNet50(options);
+  if (name == "resnet101") return ResNet101(options);
+  if (name == "resnet152") return ResNet152(options);
+  return absl::InvalidArgumentError(
+      absl::StrCat("no such model: '", name, "'; there are resnet18, resnet34, resnet50, resnet101 and resnet152"));
 }
 
 }  // namespace lockstep::models
