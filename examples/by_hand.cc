@@ -32,7 +32,7 @@ absl::Status Train(int epochs, const char* path, const ProcessGroupPtr& group) {
   const auto loader = [&](const at::Tensor& part, bool train) {
     DistributedSampler sampler(part.numel(), GetWorldSize(group), GetRank(group), {train, 1206, false, train});
     return TensorLoader(data->images.index_select(0, part), data->labels.index_select(0, part), sampler, {256},
-                        [](TensorBatch b) {
+                        [](TensorBatch b, const lockstep::BatchKeys&) {
                           return TensorBatch{b.data.to(at::kFloat).div_(255), b.target};
                         });
   };

@@ -70,13 +70,13 @@ std::unique_ptr<TensorLoader> MakeLoader(const lockstep::MnistData& data, const 
   options.seed = config.seed;
   options.shuffle = options.pad = use == Use::kTraining;
   DistributedSampler sampler(part.numel(), lockstep::GetWorldSize(group), lockstep::GetRank(group), options);
-  lockstep::TensorLoaderOptions loader;
+  lockstep::LoaderOptions loader;
   loader.batch_size = config.batch_size;
   loader.samples = sampler.size();
   const double scale = config.pixel_scale;
   return std::make_unique<TensorLoader>(
       data.images.index_select(0, part), data.labels.index_select(0, part), std::move(sampler), loader,
-      [scale, device](TensorBatch batch) {
+      [scale, device](TensorBatch batch, const lockstep::BatchKeys&) {
         return TensorBatch{batch.data.to(device, at::kFloat).div_(scale), batch.target.to(device)};
       });
 }

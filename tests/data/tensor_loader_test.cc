@@ -58,7 +58,7 @@ TEST(TensorLoader, AnEpochMayBeLeftEarly) {
 
 TEST(TensorLoader, AnExceptionInTheThreadReachesTheCaller) {
   TensorLoader loader(at::arange(10), at::arange(10), DistributedSampler(10, 1, 0, {false}), {5, false, 2, 10},
-                      [](TensorBatch batch) -> TensorBatch {
+                      [](TensorBatch batch, const BatchKeys&) -> TensorBatch {
                         if (batch.target[0].item<int64_t>() == 5) throw std::runtime_error("bad sample");
                         return batch;
                       });

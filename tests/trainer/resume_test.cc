@@ -168,7 +168,7 @@ class SmallRun {
       sampling.shuffle = train;
       sampling.pad = train && !scenario.join;
       sampling.drop_last = train && scenario.drop_last;
-      TensorLoaderOptions loading;
+      LoaderOptions loading;
       loading.drop_last = train && scenario.drop_last;
       loading.batch_size = scenario.batch_size;
       loading.prefetch = scenario.prefetch;

@@ -70,8 +70,7 @@ struct TrainingRun {
     const at::Tensor x = at::randn({samples, 3}), v = at::randn({validation_samples, 3});
     const auto loader = [](const at::Tensor& data, bool train) {
       DistributedSampler sampler(data.size(0), World(), Rank(), {train, 3, false, train});
-      return std::make_unique<TensorLoader>(data, data.sum(1), sampler,
-                                            TensorLoaderOptions{4, false, 2, sampler.size()});
+      return std::make_unique<TensorLoader>(data, data.sum(1), sampler, LoaderOptions{4, false, 2, sampler.size()});
     };
     train = loader(x, true);
     validation = loader(v, false);
