@@ -11,7 +11,7 @@ namespace lockstep {
 class LaggingFlags {
  public:
   struct Flags {
-    bool stop = false, save = false;
+    bool stop = false, save = false, end = false;
   };
 
   explicit LaggingFlags(ProcessGroupPtr group);

@@ -71,6 +71,7 @@ void MetricsLog::OnStepEnd(StepInfo& info) {
 void MetricsLog::OnValidated(const EpochInfo& info) {
   nlohmann::ordered_json line;
   line["epoch"] = info.epoch;
+  if (info.step > 0) line["step"] = info.step;
   for (const auto& [name, value] : info.metrics) {
     if (name == "stop_counter" || name == "skipped_steps") {
       line[name] = static_cast<int64_t>(value);

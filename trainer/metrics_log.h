@@ -9,7 +9,8 @@
 
 namespace lockstep {
 
-/// Appends an object per epoch to `<folder>/metrics.jsonl` (epoch and every metric) and, every `every` steps, one to
+/// Appends an object per epoch to `<folder>/metrics.jsonl` (epoch and every metric; also one per validation inside an
+/// epoch, with its step) and, every `every` steps, one to
 /// `<folder>/steps.jsonl` (epoch, step, loss, learning_rate, loss_scale, skipped_steps of the epoch so far, and
 /// grad_norm where gradients are clipped, of this rank). Numbers that are not finite are null. On one rank of a run. A
 /// line that can't be written throws, or is a warning. `images_per_second` and `seconds` are measured; all else is the

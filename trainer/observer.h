@@ -7,8 +7,10 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "lockstep/amp/loss_scaler.h"
+#include "lockstep/metrics/metric_sums.h"
 
 namespace lockstep {
 
@@ -21,10 +23,12 @@ struct StepInfo {
   int64_t samples = 0;  ///< Of this rank in this epoch so far.
   double seconds = 0;   ///< Since the epoch's training began.
   double learning_rate = 0;
-  bool stepped = true;                 ///< False when the scaler skipped the step.
-  size_t skipped = 0;                  ///< Steps of this epoch that it skipped so far.
-  at::Tensor loss;                     ///< The mean over this rank's batches of the step, on its device.
-  at::Tensor grad_norm;                ///< Before it was clipped, on its device; undefined unless it is.
+  bool stepped = true;  ///< False when the scaler skipped the step.
+  size_t skipped = 0;   ///< Steps of this epoch that it skipped so far.
+  at::Tensor loss;      ///< The mean over this rank's batches of the step, on its device.
+  const MetricSums* sums =
+      nullptr;           ///< Of loss and metrics, over this rank's samples of the step; Reduce is collective.
+  at::Tensor grad_norm;  ///< Before it was clipped, on its device; undefined unless it is.
   const LossScaler* scaler = nullptr;  ///< Its scale() waits for the device, as LossValue() does.
 
   /// The loss as a number. The first call brings it to the host.
@@ -38,6 +42,7 @@ struct StepInfo {
 struct EpochInfo {
   size_t epoch = 0;
   size_t epochs = 0;
+  size_t step = 0;  ///< Where in the epoch a validation was; 0: at its end.
   /// train_loss, val_loss, train_accuracy, …, learning_rate, stop_counter, images_per_second, seconds; with a scaler
   /// that scales also loss_scale and skipped_steps.
   std::map<std::string, double> metrics;
@@ -49,13 +54,21 @@ struct EpochInfo {
 class TrainObserver {
  public:
   virtual ~TrainObserver() = default;
+
+  /// Asks for the training to end, from any of the functions below and on any rank. All ranks hear it at the next
+  /// validation; a batch later where StopSignals, max_minutes or saves by the minute have the ranks talk anyway.
+  void AskToStop(std::string reason) { stop_wish_ = std::move(reason); }
+  /// The reason; empty: none was given.
+  const std::string& stop_wish() const { return stop_wish_; }
+
   virtual void OnFitStart() {}
   virtual void OnEpochStart(size_t epoch) {}
   /// Before the first batch of a step.
   virtual void OnStepStart() {}
   virtual void OnStepEnd(StepInfo& info) {}
-  /// Before the module is switched to evaluation, once a validation (or test).
+  /// Before the module is switched to evaluation, once a validation, test or prediction.
   virtual void OnValidationStart() {}
+  /// After a validation, and at the end of an epoch also without one.
   virtual void OnValidated(const EpochInfo& info) {}
   virtual void OnSaved(const std::string& path) {}
   virtual void OnEpochEnd(const EpochInfo& info) {}
@@ -63,6 +76,9 @@ class TrainObserver {
   /// Training ends with an error, thrown or returned.
   virtual void OnException(const std::string& what) {}
   virtual void OnFitEnd() {}
+
+ private:
+  std::string stop_wish_;
 };
 
 }  // namespace lockstep

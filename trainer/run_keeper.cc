@@ -11,14 +11,14 @@
 namespace lockstep {
 
 RunKeeper::RunKeeper(RunKeeperOptions options, RunParts parts, FiniteCheck* finite, Checkpointer* checkpointer,
-                     const StopSignals* signals, c10::DeviceType device, ProcessGroupPtr group)
+                     const StopSignals* signals, bool hears_wishes, c10::DeviceType device, ProcessGroupPtr group)
     : options_(std::move(options)),
       parts_(std::move(parts)),
       finite_(finite),
       checkpointer_(checkpointer),
       device_(device),
       group_(std::move(group)),
-      pace_(options_.checkpoints, signals, group_) {}
+      pace_(options_.checkpoints, signals, hears_wishes, group_) {}
 
 absl::Status RunKeeper::Resume(const Value& checkpoint) {
   LOCKSTEP_ASSIGN_OR_RETURN(resumed_, LoadRunState(checkpoint, parts_, device_, group_));
@@ -33,8 +33,7 @@ absl::StatusOr<bool> RunKeeper::Start() {
     return false;
   }
   LOCKSTEP_RETURN_IF_ERROR(TakeGenerators(*resumed_, device_, options_.seed, group_));
-  if (progress_.in_epoch) return false;
-  resumed_.reset();
+  if (!progress_.in_epoch) resumed_.reset();
   return AnyRank(!parts_.state.stop->reason().empty(), group_);
 }
 
@@ -56,13 +55,14 @@ std::optional<c10::DeviceType> RunKeeper::noted_generators() const {
   return checkpointer_ == nullptr ? std::nullopt : std::optional(device_);
 }
 
-absl::Status RunKeeper::AfterBatch(bool ends_step, const Value& generators_before_next, std::optional<size_t> taken) {
-  const CheckpointPace::Due due = pace_.AfterBatch(ends_step, progress_.total_steps);
-  if (!due.save && !due.stop) return absl::OkStatus();
-  progress_.generators_before_batch = generators_before_next;
-  progress_.taken = taken ? Value(static_cast<int64_t>(*taken)) : Value();
+absl::StatusOr<bool> RunKeeper::AfterBatch(const Moment& moment) {
+  const CheckpointPace::Due due = pace_.AfterBatch(moment.ends_step, progress_.total_steps, moment.wish);
+  const bool ends = due.end || (moment.ends_step && moment.ends_run);
+  if (!due.save && !due.stop && !ends) return false;
+  progress_.generators_before_batch = *moment.generators_before_next;
+  progress_.taken = moment.taken ? Value(static_cast<int64_t>(*moment.taken)) : Value();
   LOCKSTEP_RETURN_IF_ERROR(Save(progress_.epoch, {}));
-  if (!due.stop) return absl::OkStatus();
+  if (!due.stop) return ends;
   return Stop(absl::StrCat("in epoch ", progress_.epoch, " after step ", progress_.step));
 }
 

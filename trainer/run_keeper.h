@@ -30,9 +30,10 @@ struct RunKeeperOptions {
 /// Keeps where a trainer's run stands, saves it when that is due, and takes it up again. Every rank calls the same.
 class RunKeeper {
  public:
-  /// Nothing is owned; checkpointer and signals may be null. `device`: whose random generators belong to the run.
+  /// Nothing is owned; checkpointer and signals may be null. `hears_wishes`: of AfterBatch, whatever else there is.
+  /// `device`: whose random generators belong to the run.
   RunKeeper(RunKeeperOptions options, RunParts parts, FiniteCheck* finite, Checkpointer* checkpointer,
-            const StopSignals* signals, c10::DeviceType device, ProcessGroupPtr group);
+            const StopSignals* signals, bool hears_wishes, c10::DeviceType device, ProcessGroupPtr group);
 
   /// Where the run stands; the trainer writes down its steps here.
   RunProgress& progress() { return progress_; }
@@ -52,9 +53,16 @@ class RunKeeper {
 
   /// Of which device the generators are to be noted before each batch is fetched; nothing: they are not needed.
   std::optional<c10::DeviceType> noted_generators() const;
-  /// After a batch; `taken`: samples of this rank since the pass began, if known. After a signal: EndWithCode. Errors:
-  /// the checkpointer's, and those of the finite check. Collective.
-  absl::Status AfterBatch(bool ends_step, const Value& generators_before_next, std::optional<size_t> taken);
+  struct Moment {
+    bool ends_step = false;                         ///< The batch is the last of a step.
+    bool ends_run = false;                          ///< With this step, as all ranks know.
+    bool wish = false;                              ///< This rank's, for the run to end.
+    const Value* generators_before_next = nullptr;  ///< See BatchStream.
+    std::optional<size_t> taken;                    ///< Samples of this rank since the pass began, if known.
+  };
+  /// After a batch. Whether the run ends here, and is saved: it can go on from here. After a signal: EndWithCode.
+  /// Errors: the checkpointer's, and those of the finite check. Collective.
+  absl::StatusOr<bool> AfterBatch(const Moment& moment);
   /// After an epoch, with its metrics; `over`: no epoch follows. Collective.
   absl::Status AfterEpoch(const std::map<std::string, double>& metrics, bool over);
   /// Waits for the last save. Collective.

@@ -6,6 +6,7 @@
 #include <torch/optim/schedulers/lr_scheduler.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,7 +22,9 @@
 #include "lockstep/checkpoint/save_failure.h"
 #include "lockstep/comm/agree.h"
 #include "lockstep/comm/join.h"
+#include "lockstep/checkpoint/stop_criterion.h"
 #include "lockstep/data/batch_source.h"
+#include "lockstep/data/limited_source.h"
 #include "lockstep/metrics/metric_sums.h"
 #include "lockstep/trainer/batch_stream.h"
 #include "lockstep/trainer/continue_pass.h"
@@ -29,6 +32,7 @@
 #include "lockstep/trainer/gradient_step.h"
 #include "lockstep/trainer/observer.h"
 #include "lockstep/trainer/run_keeper.h"
+#include "lockstep/trainer/run_limits.h"
 #include "lockstep/trainer/run_progress.h"
 #include "lockstep/trainer/run_state.h"
 #include "lockstep/trainer/step.h"
@@ -39,6 +43,7 @@ namespace lockstep {
 
 struct TrainerOptions {
   size_t epochs = 1;
+  RunLimits limits;                        ///< Steps, time, batches, validations.
   c10::DeviceType device = c10::kCPU;      ///< Where autocast works.
   std::optional<at::ScalarType> autocast;  ///< bfloat16 or float16; nothing: as the caller has it.
   FiniteCheckOptions finite;               ///< Losses that are not finite, skipped steps in a row.
@@ -76,11 +81,13 @@ class Trainer {
 
   Trainer(Pieces pieces, TrainerOptions options)
       : pieces_(std::move(pieces)),
-        options_(std::move(options)),
+        options_(Effective(std::move(options), pieces_)),
+        train_(*pieces_.train, options_.limits.train_batches, options_.limits.overfit_batches > 0),
         gradients_(pieces_.state.optimizer, pieces_.state.scaler, pieces_.ddp, options_.gradients),
         finite_(options_.finite, pieces_.group),
         keeper_(options_.run, {pieces_.state, pieces_.scheduler, pieces_.ddp, &gradients_}, &finite_,
-                pieces_.checkpointer, pieces_.signals, options_.device, pieces_.group) {}
+                pieces_.checkpointer, pieces_.signals, options_.limits.max_minutes > 0, options_.device,
+                pieces_.group) {}
 
   /// Before Fit, to go on from a checkpoint of the checkpointer, the batches of whose epoch that are done are left out,
   /// or of best_path, with the epoch after it. In a world of another size the rest of the epoch is shared
@@ -109,8 +116,15 @@ class Trainer {
     }
     try {
       Tell([](TrainObserver& o) { o.OnFitStart(); });
+      fit_start_ = Clock::now();
+      const bool is_new = epoch() == 1 && step() == 0;
       absl::StatusOr<bool> stop = keeper_.Start();
-      while (stop.ok() && !*stop && epoch() <= options_.epochs) stop = Epoch(epoch());
+      if (stop.ok()) stop = *stop && epoch() > options_.limits.min_epochs;
+      if (stop.ok() && is_new && options_.limits.sanity_batches > 0) {
+        const auto sane = Evaluate(*pieces_.validation, "sanity_", options_.limits.sanity_batches);
+        if (!sane.ok()) stop = sane.status();
+      }
+      while (stop.ok() && !*stop && epoch() <= options_.epochs && !StepsAreOver()) stop = Epoch(epoch());
       absl::Status status = stop.status();
       if (status.ok()) status = keeper_.Finish();
       const std::string why(status.message());
@@ -123,66 +137,147 @@ class Trainer {
     }
   }
 
-  /// Means over every sample of `source` on all ranks, each counted once, under `prefix`.
-  absl::StatusOr<std::map<std::string, double>> Evaluate(BatchSource<Batch>& source, const std::string& prefix) {
-    Tell([](TrainObserver& o) { o.OnValidationStart(); });
-    pieces_.wrapper->eval();
-    const c10::NoGradGuard no_grad;
+  /// Means over the validation data, as after an epoch: val_loss, … Collective.
+  absl::StatusOr<std::map<std::string, double>> Validate() {
+    return Evaluate(*pieces_.validation, "val_", options_.limits.validation_batches);
+  }
+
+  /// Means over other data: test_loss, … Collective.
+  absl::StatusOr<std::map<std::string, double>> Test(BatchSource<Batch>& source) {
+    return Evaluate(source, "test_", options_.limits.test_batches);
+  }
+
+  /// Means over every sample of `source` on all ranks, each counted once, under `prefix`; over the first `limit`
+  /// batches of each rank, unless it is 0. Collective.
+  absl::StatusOr<std::map<std::string, double>> Evaluate(BatchSource<Batch>& source, const std::string& prefix,
+                                                         size_t limit = 0) {
     MetricSums sums;
-    source.StartEpoch(0);
-    while (auto batch = source.Next()) {
-      const auto autocast = Autocast();
-      Count(pieces_.eval_step(*batch), sums);
-    }
+    ForEachBatch(source, limit, [&](Batch& batch) { Count(pieces_.eval_step(batch), sums); });
     return sums.FiniteMeans(prefix, pieces_.group);
+  }
+
+  /// What `step` makes of each batch of this rank, without gradients and with the module in evaluation mode.
+  /// GatherForMetrics brings the ranks' shares into the data set's order.
+  template <typename Output>
+  std::vector<Output> Predict(BatchSource<Batch>& source, const std::function<Output(Batch&)>& step) {
+    std::vector<Output> outputs;
+    ForEachBatch(source, options_.limits.test_batches, [&](Batch& batch) { outputs.push_back(step(batch)); });
+    return outputs;
   }
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// One epoch; whether to stop after it.
+  static TrainerOptions Effective(TrainerOptions options, Pieces& pieces) {
+    options.limits = options.limits.Effective();
+    if (options.limits.fast_dev_run > 0) {
+      options.epochs = 1;
+      options.best_path.clear();
+      pieces.checkpointer = nullptr;
+    }
+    return options;
+  }
+
+  template <typename F>
+  void ForEachBatch(BatchSource<Batch>& source, size_t limit, const F& use) {
+    Tell([](TrainObserver& o) { o.OnValidationStart(); });
+    pieces_.wrapper->eval();
+    const c10::NoGradGuard no_grad;
+    LimitedSource<Batch> limited(source, limit);
+    limited.StartEpoch(0);
+    while (auto batch = limited.Next()) {
+      const auto autocast = Autocast();
+      use(*batch);
+    }
+  }
+
+  bool StepsAreOver() const {
+    return options_.limits.max_steps > 0 && keeper_.progress().total_steps >= options_.limits.max_steps;
+  }
+
+  /// Why this rank wishes the training to end; empty: it doesn't.
+  std::string Wish() const {
+    const std::chrono::duration<double> passed = Clock::now() - fit_start_;
+    if (options_.limits.max_minutes > 0 && GetRank(pieces_.group) == 0 &&
+        passed.count() >= options_.limits.max_minutes * 60) {
+      return "max_minutes have passed";
+    }
+    for (const auto* observer : pieces_.observers) {
+      if (!observer->stop_wish().empty()) return observer->stop_wish();
+    }
+    return "";
+  }
+
+  /// One epoch, or what the limits leave of it; whether training ends after it.
   absl::StatusOr<bool> Epoch(size_t epoch) {
     Tell([&](TrainObserver& o) { o.OnEpochStart(epoch); });
-    LOCKSTEP_RETURN_IF_ERROR(TrainEpoch());
-    EpochInfo info{epoch, options_.epochs, {}, false};
+    LOCKSTEP_ASSIGN_OR_RETURN(const bool whole, TrainEpoch());
+    bool stop = stopped_in_epoch_;
+    if (!stop) {
+      const size_t every = options_.limits.validate_every_epochs;
+      const bool over = !whole || epoch == options_.epochs || StepsAreOver();
+      LOCKSTEP_ASSIGN_OR_RETURN(stop, Judge(/*step=*/0, over || (every > 0 && epoch % every == 0), whole));
+    }
+    Tell([&](TrainObserver& o) { o.OnEpochEnd(info_); });
+    // What ends inside an epoch has been saved there.
+    if (whole) {
+      LOCKSTEP_RETURN_IF_ERROR(keeper_.AfterEpoch(info_.metrics, stop || epoch == options_.epochs || StepsAreOver()));
+    }
+    if (stop) {
+      const std::string criterion = pieces_.state.stop->reason(), wish = Wish();
+      const std::string& why = !criterion.empty() ? criterion : !wish.empty() ? wish : "another rank wished it";
+      Tell([&](TrainObserver& o) { o.OnStopped(why); });
+    }
+    return stop || !whole;
+  }
+
+  /// After an epoch or, with a `step`, inside of it: metrics, the stop criterion, the best state. Whether to stop.
+  absl::StatusOr<bool> Judge(size_t step, bool validate, bool ends_epoch) {
     const RunProgress& progress = keeper_.progress();
+    info_ = {progress.epoch, options_.epochs, step, {}, false};
     // When the scaler skipped every step of a short epoch there is no training mean, and that is no error.
-    LOCKSTEP_ASSIGN_OR_RETURN(info.metrics,
+    LOCKSTEP_ASSIGN_OR_RETURN(info_.metrics,
                               progress.sums.FiniteMeans("train_", pieces_.group,
                                                         /*may_be_empty=*/progress.skipped > 0 || progress.step == 0));
     const double train_seconds = Seconds();
-    const double samples = info.metrics["train_samples"];
-    info.metrics.erase("train_samples");
-    LOCKSTEP_ASSIGN_OR_RETURN(auto validated, Evaluate(*pieces_.validation, "val_"));
-    validated.erase("val_samples");
-    info.metrics.merge(validated);
-    info.metrics["learning_rate"] = LearningRate();
+    const double samples = info_.metrics["train_samples"];
+    info_.metrics.erase("train_samples");
+    if (validate) {
+      LOCKSTEP_ASSIGN_OR_RETURN(auto validated, Validate());
+      validated.erase("val_samples");
+      info_.metrics.merge(validated);
+    }
+    info_.metrics["learning_rate"] = LearningRate();
     const LossScaler& scaler = *pieces_.state.scaler;
     if (const double scale = scaler.scale(); scaler.dynamic() || scale != 1) {
-      info.metrics["loss_scale"] = scale;
-      info.metrics["skipped_steps"] = static_cast<double>(progress.skipped);
+      info_.metrics["loss_scale"] = scale;
+      info_.metrics["skipped_steps"] = static_cast<double>(progress.skipped);
     }
-    if (pieces_.scheduler != nullptr && !options_.schedule_each_step) pieces_.scheduler->step();
+    if (ends_epoch && pieces_.scheduler != nullptr && !options_.schedule_each_step) pieces_.scheduler->step();
 
     // One decision for all: they stop after the same step, also with a criterion that differs between ranks.
-    const absl::StatusOr<StopCriterion::Verdict> mine = pieces_.state.stop->Check(info.metrics);
-    LOCKSTEP_RETURN_IF_ERROR(AgreeOnStatus(mine.status(), pieces_.group));
-    const bool stop = AnyRank(mine->stop, pieces_.group);
-    info.improved = AnyRank(mine->improved, pieces_.group);
-    info.metrics["stop_counter"] = pieces_.state.stop->counter();
-    info.metrics["images_per_second"] = samples / train_seconds;
-    info.metrics["seconds"] = Seconds();
-    Tell([&](TrainObserver& o) { o.OnValidated(info); });
-    if (info.improved) LOCKSTEP_RETURN_IF_ERROR(Save(options_.best_path, epoch));
-    Tell([&](TrainObserver& o) { o.OnEpochEnd(info); });
-    LOCKSTEP_RETURN_IF_ERROR(keeper_.AfterEpoch(info.metrics, stop || epoch == options_.epochs));
-    if (stop) Tell([&](TrainObserver& o) { o.OnStopped(pieces_.state.stop->reason()); });
+    StopCriterion::Verdict mine;
+    if (validate) {
+      const absl::StatusOr<StopCriterion::Verdict> verdict = pieces_.state.stop->Check(info_.metrics);
+      LOCKSTEP_RETURN_IF_ERROR(AgreeOnStatus(verdict.status(), pieces_.group));
+      mine = *verdict;
+    }
+    if (progress.epoch < options_.limits.min_epochs) mine.stop = false;
+    const bool stop = AnyRank(mine.stop || !Wish().empty(), pieces_.group);
+    info_.improved = AnyRank(mine.improved, pieces_.group);
+    info_.metrics["stop_counter"] = pieces_.state.stop->counter();
+    info_.metrics["images_per_second"] = samples / train_seconds;
+    info_.metrics["seconds"] = Seconds();
+    Tell([&](TrainObserver& o) { o.OnValidated(info_); });
+    if (info_.improved) LOCKSTEP_RETURN_IF_ERROR(Save(options_.best_path, progress.epoch));
     return stop;
   }
 
-  absl::Status TrainEpoch() {
+  /// Whether the epoch is done, and not left for a limit or a wish.
+  absl::StatusOr<bool> TrainEpoch() {
     pieces_.wrapper->train();
-    BatchStream<Batch> batches(*pieces_.train, pieces_.joinables, pieces_.group, options_.join);
+    stopped_in_epoch_ = false;
+    BatchStream<Batch> batches(train_, pieces_.joinables, pieces_.group, options_.join);
     LOCKSTEP_RETURN_IF_ERROR(StartPass(batches));
     const auto device = keeper_.noted_generators();
     RunProgress& progress = keeper_.progress();
@@ -195,7 +290,7 @@ class Trainer {
     info.samples = progress.samples;
     info.loss = progress.loss;
     const size_t window = options_.gradients.accumulate;
-    info.steps = progress.steps_before_pass + (pieces_.train->num_batches() + window - 1) / window;
+    info.steps = progress.steps_before_pass + (train_.num_batches() + window - 1) / window;
     bool starts = true;  // also a step that a run goes on with
     while (Batch* batch = batches.Next(device)) {
       if (std::exchange(starts, false)) Tell([](TrainObserver& o) { o.OnStepStart(); });
@@ -216,13 +311,23 @@ class Trainer {
         ++progress.batches;
         Count(output, progress.step_sums);
       }
-      if (last) LOCKSTEP_RETURN_IF_ERROR(Step(info));
+      if (last) LOCKSTEP_RETURN_IF_ERROR(Step(info, batches.is_last()));
       starts = last;
       // A join is left between steps, and while all ranks have batches: what it does for those that have none no
       // checkpoint knows.
       if (pieces_.joinables.empty() || (last && batches.all_count())) {
-        LOCKSTEP_RETURN_IF_ERROR(
-            keeper_.AfterBatch(last, batches.generators_before_next(), pieces_.train->SamplesIn(progress.batches)));
+        RunKeeper::Moment moment;
+        moment.ends_step = last;
+        // The last batch ends the epoch as always.
+        moment.ends_run = !batches.is_last() && (StepsAreOver() || stopped_in_epoch_);
+        moment.wish = !Wish().empty();
+        moment.generators_before_next = &batches.generators_before_next();
+        moment.taken = train_.SamplesIn(progress.batches);
+        LOCKSTEP_ASSIGN_OR_RETURN(const bool ends, keeper_.AfterBatch(moment));
+        if (ends && !batches.is_last()) {
+          LOCKSTEP_RETURN_IF_ERROR(finite_.Check());
+          return false;
+        }
       }
     }
     if (!gradients_.between_steps()) {  // only where a run goes on with other batches
@@ -230,11 +335,12 @@ class Trainer {
       pieces_.state.module->zero_grad();
       gradients_.Begin();
     }
-    return finite_.Check();
+    LOCKSTEP_RETURN_IF_ERROR(finite_.Check());
+    return true;
   }
 
-  /// The step after a window of batches.
-  absl::Status Step(StepInfo& info) {
+  /// The step after a window of batches; `is_last` of the epoch, whose end validates.
+  absl::Status Step(StepInfo& info, bool is_last) {
     RunProgress& progress = keeper_.progress();
     info.stepped = gradients_.Step();
     progress.step = ++info.step;
@@ -248,9 +354,17 @@ class Trainer {
     info.seconds = keeper_.progress().seconds = Seconds();
     info.learning_rate = LearningRate();
     info.scaler = pieces_.state.scaler;
+    info.sums = &progress.step_sums;
     Tell([&](TrainObserver& o) { o.OnStepEnd(info); });
     if (options_.schedule_each_step && info.stepped && pieces_.scheduler != nullptr) pieces_.scheduler->step();
     if (info.stepped) progress.sums.Add(progress.step_sums);
+    const size_t every = options_.limits.validate_every_steps;
+    if (every == 0 || progress.total_steps % every != 0 || is_last) return absl::OkStatus();
+    LOCKSTEP_RETURN_IF_ERROR(finite_.Check());
+    const auto before = Clock::now();
+    LOCKSTEP_ASSIGN_OR_RETURN(stopped_in_epoch_, Judge(progress.step, /*validate=*/true, /*ends_epoch=*/false));
+    pieces_.wrapper->train();
+    start_ += Clock::now() - before;
     return absl::OkStatus();
   }
 
@@ -258,8 +372,8 @@ class Trainer {
   absl::Status StartPass(BatchStream<Batch>& batches) {
     RunProgress& progress = keeper_.progress();
     if (const auto resumed = keeper_.TakeResumed()) {
-      LOCKSTEP_ASSIGN_OR_RETURN(const bool goes_on, ContinuePass(*pieces_.train, batches, *resumed, progress,
-                                                                 options_.device, pieces_.group));
+      LOCKSTEP_ASSIGN_OR_RETURN(
+          const bool goes_on, ContinuePass<Batch>(train_, batches, *resumed, progress, options_.device, pieces_.group));
       if (goes_on) return absl::OkStatus();
       LogEpochAgain(progress.epoch, pieces_.group);
       pieces_.state.module->zero_grad();
@@ -267,7 +381,7 @@ class Trainer {
     }
     keeper_.BeginEpoch(progress.epoch);
     keeper_.BeginPass();
-    pieces_.train->StartEpoch(progress.epoch - 1);
+    train_.StartEpoch(progress.epoch - 1);
     return absl::OkStatus();
   }
 
@@ -312,10 +426,13 @@ class Trainer {
 
   Pieces pieces_;
   TrainerOptions options_;
+  LimitedSource<Batch> train_;
   GradientStep gradients_;
   FiniteCheck finite_;
   RunKeeper keeper_;
-  Clock::time_point start_ = Clock::now();
+  EpochInfo info_;                 // of the last judgement
+  bool stopped_in_epoch_ = false;  // by one inside the epoch
+  Clock::time_point start_ = Clock::now(), fit_start_ = start_;
 };
 
 }  // namespace lockstep

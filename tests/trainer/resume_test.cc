@@ -317,6 +317,29 @@ TEST(Resume, FromAnyStepEqualsARunThatDidNotStop) {
   }
 }
 
+TEST(Resume, ARunThatMaxStepsEndedGoesOnAsIfItHadNot) {
+  for (const Scenario& scenario : {Scenarios()[0], Scenarios()[2]}) {
+    SCOPED_TRACE(scenario.name);
+    const std::string folder = Folder();
+    SmallRun whole(scenario, "");
+    whole.options.limits.validate_every_steps = 3;
+    ASSERT_TRUE(whole.Fit().ok());
+    const size_t end = whole.seen.losses.size() / 2;
+    SmallRun limited(scenario, folder);
+    limited.options.limits.validate_every_steps = 3;
+    limited.options.limits.max_steps = end;
+    ASSERT_TRUE(limited.Fit().ok());
+    EXPECT_EQ(limited.seen.losses.size(), end);
+    Barrier(World());
+    SmallRun rest(scenario, "");
+    rest.options.limits.validate_every_steps = 3;
+    const absl::Status status = rest.Fit(folder + "/step-" + std::to_string(end) + ".pth");
+    ASSERT_TRUE(status.ok()) << status;
+    rest.ExpectEndOf(whole);
+    EXPECT_EQ(rest.seen.losses.size(), whole.seen.losses.size() - end);
+  }
+}
+
 /// Sends a signal to one rank's own process before the n-th batch.
 std::function<StepOutput(TensorBatch&)> Signalling(SmallRun& run, int at, int rank, int signal) {
   return [inner = run.pieces.train_step, at, rank, signal, n = 0](TensorBatch& batch) mutable {
