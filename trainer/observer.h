@@ -68,6 +68,8 @@ class TrainObserver {
   virtual void OnStepEnd(StepInfo& info) {}
   /// Before the module is switched to evaluation, once a validation, test or prediction.
   virtual void OnValidationStart() {}
+  /// When that is over; in a training after the best state was saved.
+  virtual void OnValidationEnd() {}
   /// After a validation, and at the end of an epoch also without one.
   virtual void OnValidated(const EpochInfo& info) {}
   virtual void OnSaved(const std::string& path) {}

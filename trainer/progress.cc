@@ -2,9 +2,11 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_replace.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace lockstep {
 namespace {
@@ -72,6 +74,37 @@ void ProgressPrinter::OnStopped(const std::string& reason) {
 
 void ProgressPrinter::OnException(const std::string& what) {
   if (active_) ClearBar();
+}
+
+void MeanPrinter::OnStepEnd(StepInfo& info) {
+  if (every_ == 0 || info.step % every_ != 0) return;
+  std::string line = absl::StrCat("epoch: ", info.epoch, ", step: ", info.step);
+  if (info.steps > 0) absl::StrAppend(&line, "/", info.steps);
+  const auto means = info.sums->Reduce(group_).means;  // without samples: a step that no rank's batch counts in
+  if (const auto loss = means.find("loss"); loss != means.end())
+    absl::StrAppendFormat(&line, ", loss: %.4f", loss->second);
+  for (const auto& [name, mean] : means) {
+    if (name != "loss") absl::StrAppendFormat(&line, ", %s: %.4f", name, mean);
+  }
+  absl::StrAppendFormat(&line, ", lr: %.4g", info.learning_rate);
+  Print(line);
+}
+
+void MeanPrinter::OnEpochEnd(const EpochInfo& info) {
+  std::string line = absl::StrCat("epoch: ", info.epoch, "/", info.epochs);
+  for (const auto& [name, value] : info.metrics) {
+    absl::StrAppendFormat(&line, value == std::floor(value) || std::abs(value) >= 1000 ? ", %s: %.0f" : ", %s: %.4g",
+                          absl::StrReplaceAll(name, {{"_", " "}}), value);
+  }
+  Print(line + (info.improved ? ", best" : ""));
+}
+
+void MeanPrinter::OnStopped(const std::string& reason) { Print("stopped early: " + reason); }
+
+void MeanPrinter::Print(const std::string& line) {
+  if (GetRank(group_) != 0) return;
+  absl::FPrintF(out_, "%s\n", line);
+  std::fflush(out_);
 }
 
 void LinePrinter::OnStepEnd(StepInfo& info) {

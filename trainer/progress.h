@@ -2,7 +2,9 @@
 
 #include <cstdio>
 #include <string>
+#include <utility>
 
+#include "lockstep/comm/collectives.h"
 #include "lockstep/trainer/observer.h"
 
 namespace lockstep {
@@ -29,6 +31,25 @@ class ProgressPrinter : public TrainObserver {
   const bool terminal_;
   double last_drawn_ = 0;
   bool bar_ = false;
+};
+
+/// One line every N steps: epoch, step, and loss and metrics as means over all ranks, by rank 0; and one at each
+/// epoch's end with all metrics of training and validation. On every rank: the means are collective.
+class MeanPrinter : public TrainObserver {
+ public:
+  MeanPrinter(ProcessGroupPtr group, size_t every, std::FILE* out = stdout)
+      : group_(std::move(group)), every_(every), out_(out) {}
+
+  void OnStepEnd(StepInfo& info) override;
+  void OnEpochEnd(const EpochInfo& info) override;
+  void OnStopped(const std::string& reason) override;
+
+ private:
+  void Print(const std::string& line);
+
+  const ProcessGroupPtr group_;
+  const size_t every_;
+  std::FILE* const out_;
 };
 
 /// One line every N steps from every rank (epoch, step, loss, rank), and one at each epoch's end (epoch, the stop

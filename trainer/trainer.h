@@ -151,9 +151,9 @@ class Trainer {
   /// batches of each rank, unless it is 0. Collective.
   absl::StatusOr<std::map<std::string, double>> Evaluate(BatchSource<Batch>& source, const std::string& prefix,
                                                          size_t limit = 0) {
-    MetricSums sums;
-    ForEachBatch(source, limit, [&](Batch& batch) { Count(pieces_.eval_step(batch), sums); });
-    return sums.FiniteMeans(prefix, pieces_.group);
+    auto means = Means(source, prefix, limit);
+    Tell([](TrainObserver& o) { o.OnValidationEnd(); });
+    return means;
   }
 
   /// What `step` makes of each batch of this rank, without gradients and with the module in evaluation mode.
@@ -162,6 +162,7 @@ class Trainer {
   std::vector<Output> Predict(BatchSource<Batch>& source, const std::function<Output(Batch&)>& step) {
     std::vector<Output> outputs;
     ForEachBatch(source, options_.limits.test_batches, [&](Batch& batch) { outputs.push_back(step(batch)); });
+    Tell([](TrainObserver& o) { o.OnValidationEnd(); });
     return outputs;
   }
 
@@ -176,6 +177,13 @@ class Trainer {
       pieces.checkpointer = nullptr;
     }
     return options;
+  }
+
+  absl::StatusOr<std::map<std::string, double>> Means(BatchSource<Batch>& source, const std::string& prefix,
+                                                      size_t limit) {
+    MetricSums sums;
+    ForEachBatch(source, limit, [&](Batch& batch) { Count(pieces_.eval_step(batch), sums); });
+    return sums.FiniteMeans(prefix, pieces_.group);
   }
 
   template <typename F>
@@ -243,7 +251,7 @@ class Trainer {
     const double samples = info_.metrics["train_samples"];
     info_.metrics.erase("train_samples");
     if (validate) {
-      LOCKSTEP_ASSIGN_OR_RETURN(auto validated, Validate());
+      LOCKSTEP_ASSIGN_OR_RETURN(auto validated, Means(*pieces_.validation, "val_", options_.limits.validation_batches));
       validated.erase("val_samples");
       info_.metrics.merge(validated);
     }
@@ -270,6 +278,7 @@ class Trainer {
     info_.metrics["seconds"] = Seconds();
     Tell([&](TrainObserver& o) { o.OnValidated(info_); });
     if (info_.improved) LOCKSTEP_RETURN_IF_ERROR(Save(options_.best_path, progress.epoch));
+    if (validate) Tell([](TrainObserver& o) { o.OnValidationEnd(); });
     return stop;
   }
 
