@@ -4,6 +4,9 @@ load("//third_party/abseil:repository.bzl", "abseil_repository")
 load("//third_party/cuda:repository.bzl", "cuda_repository")
 load("//third_party/glog:repository.bzl", "glog_repository")
 load("//third_party/googletest:repository.bzl", "googletest_repository")
+load("//third_party/libarchive:repository.bzl", "libarchive_repository")
+load("//third_party/libjpeg_turbo:repository.bzl", "libjpeg_turbo_repository")
+load("//third_party/libpng:repository.bzl", "libpng_repository")
 load("//third_party/libtorch:repository.bzl", "libtorch_cuda_runtime_repository", "libtorch_repository")
 load("//third_party/nlohmann_json:repository.bzl", "nlohmann_json_repository")
 load("//third_party/zlib:repository.bzl", "zlib_repository")
@@ -13,6 +16,9 @@ _REPOSITORIES = {
     "com_google_absl": abseil_repository,
     "com_google_googletest": googletest_repository,
     "cuda": cuda_repository,
+    "libarchive": libarchive_repository,
+    "libjpeg_turbo": libjpeg_turbo_repository,
+    "libpng": libpng_repository,
     "libtorch": libtorch_repository,
     "libtorch_cuda_runtime": libtorch_cuda_runtime_repository,
     "nlohmann_json": nlohmann_json_repository,

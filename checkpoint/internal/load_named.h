@@ -10,12 +10,12 @@
 
 namespace lockstep::internal {
 
-/// What `load()`, which returns a StatusOr, gives, with `path` in its error. An exception, such as for want of memory,
-/// is an InvalidArgument.
+/// What `load()`, which returns a StatusOr, gives, with `path` and what it is in its error. An exception, such as for
+/// want of memory, is an InvalidArgument.
 template <typename Load>
-auto LoadNamed(const std::string& path, const Load& load) -> decltype(load()) {
+auto LoadNamed(const std::string& path, const Load& load, const char* kind = "checkpoint") -> decltype(load()) {
   const auto named = [&](absl::StatusCode code, const std::string& what) {
-    return absl::Status(code, absl::StrCat("checkpoint ", path, ": ", what));
+    return absl::Status(code, absl::StrCat(kind, " ", path, ": ", what));
   };
   try {
     auto loaded = load();

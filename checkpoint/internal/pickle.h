@@ -33,11 +33,15 @@ struct Unpickled {
   std::map<std::string, int64_t> storages;  ///< Key and bytes of those that were asked for.
 };
 
+/// Whether a pickle may hold arrays of numpy's, which become tensors. `torch.load(weights_only=True)` refuses them.
+enum class NumpyArrays { kRefused, kRead };
+
 /// Reads what Python's `torch.load(weights_only=True)` reads, and defaultdict, argparse.Namespace and numpy's scalars
 /// as plain values. Nothing is executed: a global that is not on the list of known ones is an InvalidArgument naming
 /// it, and what is quantised, sparse, nested or of another device's kind one naming that. The memory that values take
 /// is bounded by 64 MiB and 64 times the pickle's size. Null `read_storage`: tensors are left out (None), their
-/// storages only noted.
-absl::StatusOr<Unpickled> Unpickle(std::string_view bytes, const StorageReader& read_storage);
+/// storages only noted. Arrays are read when they are of a plain number, and of this machine's byte order.
+absl::StatusOr<Unpickled> Unpickle(std::string_view bytes, const StorageReader& read_storage,
+                                   NumpyArrays arrays = NumpyArrays::kRefused);
 
 }  // namespace lockstep::internal

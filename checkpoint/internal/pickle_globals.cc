@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/internal/dtypes.h"
@@ -31,6 +33,12 @@ const T* PlainArg(const Arguments& a, size_t i) {
 bool IsTrue(const Arguments& a, size_t i) {
   const bool* flag = PlainArg<bool>(a, i);
   return flag != nullptr && *flag;
+}
+
+std::vector<int64_t> Reversed(int64_t dims) {
+  std::vector<int64_t> order;
+  for (int64_t d = dims; d-- > 0;) order.push_back(d);
+  return order;
 }
 
 absl::StatusOr<std::vector<int64_t>> Ints(const Arguments& a, size_t i) {
@@ -296,6 +304,59 @@ absl::StatusOr<Node> NumpyScalar(const Arguments& a) {
   return PickleError("a numpy scalar of a kind that is not supported");
 }
 
+/// numpy.core.multiarray._reconstruct(numpy.ndarray, (0,), b'b'): empty until its state comes.
+absl::StatusOr<Node> NewNumpyArray(const Arguments& a) {
+  const Global* type = Arg<Global>(a, 0);
+  if (type == nullptr || type->name != "numpy.ndarray" || a.size() != 3) {
+    return PickleError("a numpy array of type " + (type == nullptr ? "unknown" : type->name) + " is not supported");
+  }
+  return Node{NumpyArray{}};
+}
+
+std::optional<at::ScalarType> TensorDtype(const NumpyDtype& dtype) {
+  static const auto* const dtypes = new std::map<std::pair<char, size_t>, at::ScalarType>{
+      {{'b', 1}, at::kBool},        {{'i', 1}, at::kChar}, {{'i', 2}, at::kShort},  {{'i', 4}, at::kInt},
+      {{'i', 8}, at::kLong},        {{'u', 1}, at::kByte}, {{'u', 2}, at::kUInt16}, {{'u', 4}, at::kUInt32},
+      {{'u', 8}, at::kUInt64},      {{'f', 2}, at::kHalf}, {{'f', 4}, at::kFloat},  {{'f', 8}, at::kDouble},
+      {{'c', 8}, at::kComplexFloat}};
+  const auto found = dtypes->find({dtype.kind, dtype.size});
+  if (found == dtypes->end()) return std::nullopt;
+  return found->second;
+}
+
+/// The tensor of an array, whose bytes are Python 3's or a Python 2's str.
+absl::StatusOr<Value> ArrayTensor(const Arguments& a, size_t shape_at, const NumpyDtype* dtype, bool fortran,
+                                  Ref bytes) {
+  const auto* text = bytes->plain<std::string>();
+  const auto* raw = bytes->plain<ValueBytes>();
+  if (dtype == nullptr || (text == nullptr && raw == nullptr)) return PickleError("a numpy array is damaged");
+  if (dtype->swapped) return PickleError("a numpy array in big-endian byte order is not supported");
+  const auto scalar = TensorDtype(*dtype);
+  if (!scalar) {
+    return PickleError(
+        absl::StrCat("a numpy array of dtype '", std::string(1, dtype->kind), dtype->size, "' is not supported"));
+  }
+  LOCKSTEP_ASSIGN_OR_RETURN(std::vector<int64_t> shape, Ints(a, shape_at));
+  const std::string& data = text != nullptr ? *text : raw->bytes;
+  double size = static_cast<double>(dtype->size);  // can't overflow, and is exact where it matters
+  for (const int64_t n : shape) size *= static_cast<double>(n);
+  if (shape.size() > 64 || size != static_cast<double>(data.size())) {
+    return PickleError("a numpy array's shape doesn't fit its bytes");
+  }
+  if (fortran) std::reverse(shape.begin(), shape.end());
+  at::Tensor tensor = at::empty(shape, *scalar);
+  if (!data.empty()) std::memcpy(tensor.mutable_data_ptr(), data.data(), data.size());
+  return Value(fortran ? tensor.permute(Reversed(tensor.dim())) : tensor);
+}
+
+/// numpy._core.numeric._frombuffer(bytes, dtype, shape, 'C'): an array in protocol 5.
+absl::StatusOr<Node> NumpyFromBuffer(const Arguments& a) {
+  const std::string* order = PlainArg<std::string>(a, 3);
+  if (a.size() != 4 || order == nullptr) return BadCall("numpy's _frombuffer");
+  LOCKSTEP_ASSIGN_OR_RETURN(Value tensor, ArrayTensor(a, 2, Arg<NumpyDtype>(a, 1), *order == "F", a[0]));
+  return Node{std::move(tensor)};
+}
+
 using Function = absl::StatusOr<Node> (*)(const Arguments&);
 
 const std::map<std::string, Function>& Functions() {
@@ -321,15 +382,24 @@ const std::map<std::string, Function>& Functions() {
       {"numpy.dtype", MakeNumpyDtype},
       {"numpy.core.multiarray.scalar", NumpyScalar},
       {"numpy._core.multiarray.scalar", NumpyScalar},
+      {"numpy.core.multiarray._reconstruct", NewNumpyArray},
+      {"numpy._core.multiarray._reconstruct", NewNumpyArray},
+      {"numpy.core.numeric._frombuffer", NumpyFromBuffer},
+      {"numpy._core.numeric._frombuffer", NumpyFromBuffer},
   };
   return *functions;
 }
 
 bool StartsWith(const std::string& text, const char* with) { return text.rfind(with, 0) == 0; }
 
+bool MakesNumpyArrays(const std::string& name) {
+  const auto found = Functions().find(name);
+  return found != Functions().end() && (found->second == NewNumpyArray || found->second == NumpyFromBuffer);
+}
+
 }  // namespace
 
-bool IsKnownGlobal(const std::string& name) {
+bool IsKnownGlobal(const std::string& name, NumpyArrays arrays) {
   // What may be named but not called: types of tensors and storages, the factories of a defaultdict.
   static const auto* const plain = new std::set<std::string>{"torch.Tensor",
                                                              "torch.nn.parameter.Parameter",
@@ -341,12 +411,13 @@ bool IsKnownGlobal(const std::string& name) {
                                                              "builtins.str",
                                                              "builtins.bool",
                                                              "builtins.tuple"};
+  if (name == "numpy.ndarray") return arrays == NumpyArrays::kRead;
   if (Functions().count(name) > 0 || plain->count(name) > 0) return true;
   if (!StartsWith(name, "torch.")) return false;
   return StorageDtype(name.substr(6)).has_value() || DtypeOf(name.substr(6)).has_value();
 }
 
-std::string WhyRefused(const std::string& name) {
+std::string WhyRefused(const std::string& name, NumpyArrays arrays) {
   if (name == "torch._utils._rebuild_qtensor" || StartsWith(name, "torch.Q") || StartsWith(name, "torch.q") ||
       StartsWith(name, "torch.per_")) {
     return "it is quantised";
@@ -358,9 +429,7 @@ std::string WhyRefused(const std::string& name) {
   if (name == "torch._utils._rebuild_wrapper_subclass" || StartsWith(name, "torch.distributed")) {
     return "it is of a tensor subclass";
   }
-  if (name == "numpy.core.multiarray._reconstruct" || name == "numpy._core.multiarray._reconstruct") {
-    return "it is a numpy array; save it as a tensor";
-  }
+  if (arrays == NumpyArrays::kRefused && MakesNumpyArrays(name)) return "it is a numpy array; save it as a tensor";
   return "";
 }
 
@@ -386,6 +455,14 @@ absl::Status Build(Node& object, Ref state) {
     const std::string* order = tuple == nullptr ? nullptr : PlainArg<std::string>(tuple->items, 1);
     if (order == nullptr) return PickleError("a numpy dtype is damaged");
     dtype->swapped = *order == ">";
+    return absl::OkStatus();
+  }
+  if (object.as<NumpyArray>() != nullptr) {  // (version, shape, dtype, Fortran's order, bytes)
+    const Tuple* tuple = state->as<Tuple>();
+    if (tuple == nullptr || tuple->items.size() != 5) return PickleError("a numpy array is damaged");
+    const Arguments& a = tuple->items;
+    LOCKSTEP_ASSIGN_OR_RETURN(Value tensor, ArrayTensor(a, 1, Arg<NumpyDtype>(a, 2), IsTrue(a, 3), a[4]));
+    object.what = std::move(tensor);
     return absl::OkStatus();
   }
   if (object.plain<at::Tensor>() != nullptr) return absl::OkStatus();  // a tensor's attributes

@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "lockstep/checkpoint/internal/pickle.h"
 #include "lockstep/checkpoint/value.h"
 
 namespace lockstep::internal {
@@ -44,15 +45,18 @@ struct Dict {
   ValueDict::Kind kind = ValueDict::Kind::kPlain;
   Ref attributes = nullptr;
 };
-/// numpy.dtype: of scalars.
+/// numpy.dtype: of scalars and arrays.
 struct NumpyDtype {
   char kind;    // f, i, u, b, c
   size_t size;  // bytes
   bool swapped = false;
 };
 
+/// A numpy array that waits for its state, which makes a tensor of it.
+struct NumpyArray {};
+
 struct Node {
-  std::variant<Value, Mark, Global, Storage, List, Tuple, Set, Dict, NumpyDtype> what;
+  std::variant<Value, Mark, Global, Storage, List, Tuple, Set, Dict, NumpyDtype, NumpyArray> what;
 
   template <typename T>
   T* as() {
@@ -83,9 +87,9 @@ class Budget {
 };
 
 /// Whether the machine may hold a global of this name at all.
-bool IsKnownGlobal(const std::string& name);
+bool IsKnownGlobal(const std::string& name, NumpyArrays arrays);
 /// The reason why a global that Python knows has no meaning here; empty for others.
-std::string WhyRefused(const std::string& name);
+std::string WhyRefused(const std::string& name, NumpyArrays arrays);
 
 /// What calling `global` with `arguments` gives: what Reduce and NewObject push.
 absl::StatusOr<Node> Call(const std::string& global, const std::vector<Ref>& arguments);

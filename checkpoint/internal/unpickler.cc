@@ -15,8 +15,8 @@ namespace {
 /// Opcodes: https://github.com/python/cpython/blob/3.11/Lib/pickletools.py
 class Unpickler {
  public:
-  Unpickler(std::string_view bytes, const StorageReader& read_storage)
-      : bytes_(bytes), read_storage_(read_storage), nodes_budget_(bytes.size()) {}
+  Unpickler(std::string_view bytes, const StorageReader& read_storage, NumpyArrays arrays)
+      : bytes_(bytes), read_storage_(read_storage), arrays_(arrays), nodes_budget_(bytes.size()) {}
 
   absl::StatusOr<Unpickled> Run() {
     while (true) {
@@ -154,13 +154,20 @@ class Unpickler {
     const Tuple* arguments = operands[1]->as<Tuple>();
     if (arguments == nullptr || global == nullptr) return PickleError("a call of no function");
     LOCKSTEP_ASSIGN_OR_RETURN(Node result, Call(global->name, arguments->items));
+    LOCKSTEP_RETURN_IF_ERROR(TakeArray(result));
     return Push(std::move(result));
   }
 
   absl::Status BuildTop() {
     LOCKSTEP_ASSIGN_OR_RETURN(const Ref state, Pop());
     LOCKSTEP_ASSIGN_OR_RETURN(const Ref object, Top());
-    return Build(*object, state);
+    LOCKSTEP_RETURN_IF_ERROR(Build(*object, state));
+    return TakeArray(*object);
+  }
+  /// Arrays have their bytes for themselves, though a pickle may name the same ones again and again.
+  absl::Status TakeArray(const Node& made) {
+    const auto* tensor = arrays_ == NumpyArrays::kRead ? made.plain<at::Tensor>() : nullptr;
+    return tensor == nullptr ? absl::OkStatus() : nodes_budget_.Take(tensor->nbytes());
   }
 
   absl::Status Long(uint64_t n) {
@@ -208,10 +215,10 @@ class Unpickler {
   absl::Status PushGlobal(std::string module, const std::string& name) {
     if (module == "__builtin__") module = "builtins";  // Python 2's name, which protocol 2 keeps
     const std::string full = module + "." + name;
-    if (const std::string why = WhyRefused(full); !why.empty()) {
+    if (const std::string why = WhyRefused(full, arrays_); !why.empty()) {
       return PickleError(full + " can't be read: " + why);
     }
-    if (!IsKnownGlobal(full)) return PickleError("the global " + full + " is not allowed");
+    if (!IsKnownGlobal(full, arrays_)) return PickleError("the global " + full + " is not allowed");
     const auto dtype = module == "torch" ? DtypeOf(name) : std::nullopt;
     return dtype ? Push(Value(*dtype)) : Push(Global{full});
   }
@@ -259,6 +266,7 @@ class Unpickler {
       case 'C': return Text<uint8_t, ValueBytes>();
       case 'B': return Text<uint32_t, ValueBytes>();
       case 0x8e: return Text<uint64_t, ValueBytes>();
+      case 0x96: return Text<uint64_t, ValueBytes>();  // BYTEARRAY8
       case 'c': {
         LOCKSTEP_ASSIGN_OR_RETURN(const std::string module, Line());
         LOCKSTEP_ASSIGN_OR_RETURN(const std::string name, Line());
@@ -290,6 +298,7 @@ class Unpickler {
 
   const std::string_view bytes_;
   const StorageReader& read_storage_;
+  const NumpyArrays arrays_;
   Budget nodes_budget_;
   size_t at_ = 0;
   std::deque<Node> nodes_;
@@ -301,8 +310,8 @@ class Unpickler {
 
 }  // namespace
 
-absl::StatusOr<Unpickled> Unpickle(std::string_view bytes, const StorageReader& read_storage) {
-  return Unpickler(bytes, read_storage).Run();
+absl::StatusOr<Unpickled> Unpickle(std::string_view bytes, const StorageReader& read_storage, NumpyArrays arrays) {
+  return Unpickler(bytes, read_storage, arrays).Run();
 }
 
 }  // namespace lockstep::internal
