@@ -13,10 +13,10 @@
 #include <system_error>
 #include <utility>
 
+#include "lockstep/base/atomic_file.h"
 #include "lockstep/base/error_text.h"
 #include "lockstep/base/prefixed.h"
 #include "lockstep/base/status_macros.h"
-#include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/internal/checkpoint_list.h"
 #include "lockstep/checkpoint/pth.h"
 #include "lockstep/checkpoint/save_failure.h"

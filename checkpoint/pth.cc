@@ -12,9 +12,9 @@
 #include <string_view>
 #include <utility>
 
+#include "lockstep/base/atomic_file.h"
 #include "lockstep/base/error_text.h"
 #include "lockstep/base/status_macros.h"
-#include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/internal/load_named.h"
 #include "lockstep/checkpoint/internal/mapped_file.h"
 #include "lockstep/checkpoint/internal/pickle.h"

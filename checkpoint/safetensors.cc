@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/atomic_file.h"
 #include "lockstep/base/status_macros.h"
-#include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/internal/load_named.h"
 #include "lockstep/checkpoint/internal/mapped_file.h"
 #include "lockstep/checkpoint/internal/storage_bytes.h"

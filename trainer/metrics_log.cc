@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/base/atomic_file.h"
 
 #include "lockstep/base/logging.h"
 

@@ -13,7 +13,7 @@
 #include <set>
 #include <vector>
 
-#include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/base/atomic_file.h"
 #include "lockstep/ddp/bucketed_reducer.h"
 #include "lockstep/ddp/reducer_statistics.h"
 

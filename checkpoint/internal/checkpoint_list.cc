@@ -10,8 +10,8 @@
 #include <system_error>
 #include <utility>
 
+#include "lockstep/base/atomic_file.h"
 #include "lockstep/base/status_macros.h"
-#include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/internal/crc32.h"
 #include "lockstep/checkpoint/internal/mapped_file.h"
 

@@ -16,8 +16,8 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "lockstep/base/atomic_file.h"
 #include "lockstep/base/status_macros.h"
-#include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/checkpoint/pth.h"
 #include "lockstep/comm/agree.h"

@@ -14,7 +14,7 @@
 #include <random>
 #include <sstream>
 
-#include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/base/atomic_file.h"
 #include "test_files.h"
 
 namespace lockstep {

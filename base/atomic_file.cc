@@ -1,4 +1,4 @@
-#include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/base/atomic_file.h"
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
