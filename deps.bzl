@@ -1,6 +1,7 @@
 """The outside dependencies. A repository that the workspace has already defined wins over ours."""
 
 load("//third_party/abseil:repository.bzl", "abseil_repository")
+load("//third_party/cairo:repository.bzl", "cairo_repository")
 load("//third_party/cuda:repository.bzl", "cuda_repository")
 load("//third_party/glog:repository.bzl", "glog_repository")
 load("//third_party/googletest:repository.bzl", "googletest_repository")
@@ -12,6 +13,7 @@ load("//third_party/nlohmann_json:repository.bzl", "nlohmann_json_repository")
 load("//third_party/zlib:repository.bzl", "zlib_repository")
 
 _REPOSITORIES = {
+    "cairo": cairo_repository,
     "com_github_google_glog": glog_repository,
     "com_google_absl": abseil_repository,
     "com_google_googletest": googletest_repository,
