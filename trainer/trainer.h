@@ -98,6 +98,8 @@ class Trainer {
   /// The epoch that Fit begins or goes on with, and the steps of it that are done.
   size_t epoch() const { return keeper_.progress().epoch; }
   size_t step() const { return keeper_.progress().step; }
+  /// Steps of the whole run that are done.
+  size_t total_steps() const { return keeper_.progress().total_steps; }
 
   /// Trains and validates until the epochs are over or the stop criterion says so, on all ranks together. Errors, on
   /// all ranks: a loss, norm or metric that is not finite, but for steps that the scaler skipped; too many skipped
