@@ -2,19 +2,19 @@
 
 #include <absl/status/status.h>
 
-#include <fstream>
 #include <string>
 
+#include "lockstep/trainer/json_lines.h"
 #include "lockstep/trainer/observer.h"
 
 namespace lockstep {
 
 /// Appends an object per epoch to `<folder>/metrics.jsonl` (epoch and every metric; also one per validation inside an
-/// epoch, with its step) and, every `every` steps, one to
-/// `<folder>/steps.jsonl` (epoch, step, loss, learning_rate, loss_scale, skipped_steps of the epoch so far, and
-/// grad_norm where gradients are clipped, of this rank). Numbers that are not finite are null. On one rank of a run. A
-/// line that can't be written throws, or is a warning. `images_per_second` and `seconds` are measured; all else is the
-/// same in every run with the same configuration.
+/// epoch, with its step) and, every `every` steps, one to `<folder>/steps.jsonl` (epoch, step, steps of the epoch where
+/// known, loss, learning_rate, loss_scale, skipped_steps of the epoch so far, and grad_norm where gradients are clipped,
+/// of this rank). Numbers that are not finite are null. On one rank of a run. A line that can't be written throws, or is
+/// a warning. `images_per_second` and `seconds` are measured; all else is the same in every run with the same
+/// configuration.
 class MetricsLog : public TrainObserver {
  public:
   /// `every` of 0: no steps.
@@ -30,13 +30,13 @@ class MetricsLog : public TrainObserver {
   void OnValidated(const EpochInfo& info) override;
 
  private:
-  absl::Status OpenFile(std::ofstream& file, const char* name);
-  void WriteLine(std::ofstream& file, const std::string& line);
+  absl::Status OpenSteps();
+  void Check(const absl::Status& written) const;
 
   const std::string folder_;
   const size_t every_;
   const bool failure_is_error_;
-  std::ofstream metrics_, steps_;
+  JsonLines metrics_, steps_;
   size_t first_epoch_ = 1, steps_done_ = 0;  // lines up to these are there
 };
 
