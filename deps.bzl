@@ -10,6 +10,7 @@ load("//third_party/libjpeg_turbo:repository.bzl", "libjpeg_turbo_repository")
 load("//third_party/libpng:repository.bzl", "libpng_repository")
 load("//third_party/libtorch:repository.bzl", "libtorch_cuda_runtime_repository", "libtorch_repository")
 load("//third_party/nlohmann_json:repository.bzl", "nlohmann_json_repository")
+load("//third_party/yaml-cpp:repository.bzl", "yaml_cpp_repository")
 load("//third_party/zlib:repository.bzl", "zlib_repository")
 
 _REPOSITORIES = {
@@ -24,6 +25,7 @@ _REPOSITORIES = {
     "libtorch": libtorch_repository,
     "libtorch_cuda_runtime": libtorch_cuda_runtime_repository,
     "nlohmann_json": nlohmann_json_repository,
+    "yaml-cpp": yaml_cpp_repository,
     "zlib": zlib_repository,
 }
 
