@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/base/status_macros.h"
-#include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/base/atomic_file.h"
 #include "lockstep/data/cifar.h"
 
 namespace lockstep {
