@@ -1,6 +1,7 @@
 #include "lockstep/config/internal/closest_name.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <numeric>
 
 namespace lockstep::internal {

@@ -279,7 +279,7 @@ TEST_F(ConfigFieldsTest, WhatIsNoMapOfNamesIsRefused) {
 }
 
 TEST_F(ConfigFieldsTest, WhatIsNoYamlIsRefused) {
-  EXPECT_EQ(ErrorOf(", lr: 1"), "config.yaml:1:1: no YAML, or a second document ('---'); there must be one");
+  EXPECT_THAT(ErrorOf(", lr: 1"), HasSubstr("config.yaml:1:1: no YAML"));  // the parser takes nothing of it
   for (const char* text : {"lr: [1", "lr: 'a", "a: b: c", "lr: 1\n epochs: 2", "\tlr: 1", "lr: *x", "lr: \"\\q\"", "}",
                            "%YAML 9.9\n---\nlr: 1"}) {
     EXPECT_THAT(ErrorOf(text), testing::MatchesRegex("config.yaml:[0-9]+:[0-9]+: no YAML: .+")) << text;
