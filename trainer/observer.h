@@ -42,11 +42,11 @@ struct StepInfo {
 struct EpochInfo {
   size_t epoch = 0;
   size_t epochs = 0;
-  size_t step = 0;  ///< Where in the epoch a validation was; 0: at its end.
   /// train_loss, val_loss, train_accuracy, …, learning_rate, stop_counter, images_per_second, seconds; with a scaler
   /// that scales also loss_scale and skipped_steps.
   std::map<std::string, double> metrics;
   bool improved = false;
+  size_t step = 0;  ///< Where in the epoch the validation was; 0: at its end.
 };
 
 /// Is told what happens; each function does nothing unless overridden. Called on every rank. What it throws ends the

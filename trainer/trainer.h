@@ -244,7 +244,7 @@ class Trainer {
   /// After an epoch or, with a `step`, inside of it: metrics, the stop criterion, the best state. Whether to stop.
   absl::StatusOr<bool> Judge(size_t step, bool validate, bool ends_epoch) {
     const RunProgress& progress = keeper_.progress();
-    info_ = {progress.epoch, options_.epochs, step, {}, false};
+    info_ = {progress.epoch, options_.epochs, {}, false, step};
     // When the scaler skipped every step of a short epoch there is no training mean, and that is no error.
     LOCKSTEP_ASSIGN_OR_RETURN(info_.metrics,
                               progress.sums.FiniteMeans("train_", pieces_.group,
