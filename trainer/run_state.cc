@@ -10,8 +10,8 @@
 #include "lockstep/base/version.h"
 #include "lockstep/checkpoint/stateful.h"
 #include "lockstep/comm/agree.h"
+#include "lockstep/optim/schedule_state.h"
 #include "lockstep/trainer/generators.h"
-#include "lockstep/trainer/schedule_state.h"
 
 #include "lockstep/base/logging.h"
 

@@ -20,12 +20,13 @@
 #include "lockstep/checkpoint/checkpoint_writer.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/checkpoint/save_failure.h"
+#include "lockstep/checkpoint/stop_criterion.h"
 #include "lockstep/comm/agree.h"
 #include "lockstep/comm/join.h"
-#include "lockstep/checkpoint/stop_criterion.h"
 #include "lockstep/data/batch_source.h"
 #include "lockstep/data/limited_source.h"
 #include "lockstep/metrics/metric_sums.h"
+#include "lockstep/optim/schedule_state.h"
 #include "lockstep/trainer/batch_stream.h"
 #include "lockstep/trainer/continue_pass.h"
 #include "lockstep/trainer/finite_check.h"
@@ -68,7 +69,7 @@ class Trainer {
     BatchSource<Batch>* train = nullptr;
     BatchSource<Batch>* validation = nullptr;
     CheckpointWriter* writer = nullptr;              ///< Needed for best_path.
-    torch::optim::LRScheduler* scheduler = nullptr;  ///< May be null.
+    torch::optim::LRScheduler* scheduler = nullptr;  ///< May be null. A Schedule may go by the epoch's metrics.
     DistributedDataParallelBase* ddp = nullptr;      ///< The wrapper, where it is one; needed for GradientStepOptions.
     Checkpointer* checkpointer = nullptr;            ///< Saves everything that Resume needs; may be null.
     const StopSignals* signals = nullptr;            ///< Save and stop a batch later; may be null.
@@ -263,7 +264,9 @@ class Trainer {
       info_.metrics["loss_scale"] = scale;
       info_.metrics["skipped_steps"] = static_cast<double>(progress.skipped);
     }
-    if (ends_epoch && pieces_.scheduler != nullptr && !options_.schedule_each_step) pieces_.scheduler->step();
+    if (ends_epoch && pieces_.scheduler != nullptr && !options_.schedule_each_step) {
+      LOCKSTEP_RETURN_IF_ERROR(StepSchedule(*pieces_.scheduler, info_.metrics));
+    }
 
     // One decision for all: they stop after the same step, also with a criterion that differs between ranks.
     StopCriterion::Verdict mine;

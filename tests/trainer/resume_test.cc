@@ -36,6 +36,8 @@
 #include "lockstep/ddp/distributed_data_parallel.h"
 #include "lockstep/ddp/power_sgd_hook.h"
 #include "lockstep/ddp/sharded_optimizer.h"
+#include "lockstep/optim/lambda_schedule.h"
+#include "lockstep/optim/warmup_schedules.h"
 #include "lockstep/samplers/distributed_sampler.h"
 #include "lockstep/trainer/gradient_window.h"
 #include "lockstep/trainer/stop_signals.h"
@@ -82,7 +84,7 @@ class DrawnBatches : public BatchSource<TensorBatch> {
 struct Scenario {
   std::string name;
   bool autocast = false, scaler = false, hook = false, drawn = false, static_graph = false, sharded = false,
-       master = false, join = false, background = true;
+       master = false, join = false, background = true, cosine = false;
   size_t accumulate = 1, batch_size = 3, prefetch = 2;
   int64_t samples = 46;
   bool drop_last = false;
@@ -150,7 +152,11 @@ class SmallRun {
     } else {
       optimizer_ = std::make_unique<torch::optim::Adam>(net_->parameters(), torch::optim::AdamOptions(0.02));
     }
-    scheduler_ = std::make_unique<torch::optim::StepLR>(*optimizer_, 3, 0.7);
+    if (scenario.cosine) {
+      scheduler_ = std::make_unique<LambdaSchedule>(*optimizer_, CosineWithWarmup(3, 12));
+    } else {
+      scheduler_ = std::make_unique<torch::optim::StepLR>(*optimizer_, 3, 0.7);
+    }
     GradScalerOptions scaling;
     scaling.enabled = scenario.scaler;
     scaling.growth_interval = 3;
@@ -253,7 +259,7 @@ class SmallRun {
   std::unique_ptr<DistributedDataParallel<torch::nn::SequentialImpl>> ddp_;
   ShardedReducer* sharded_ = nullptr;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
-  std::unique_ptr<torch::optim::StepLR> scheduler_;
+  std::unique_ptr<torch::optim::LRScheduler> scheduler_;
   std::unique_ptr<GradScaler> scaler_;
   std::unique_ptr<EarlyStopping> stopping_;
   std::unique_ptr<TensorLoader> train_, validation_;
@@ -265,6 +271,7 @@ class SmallRun {
 std::vector<Scenario> Scenarios() {
   Scenario plain{"plain"};
   Scenario amp{"amp", true, true};
+  amp.cosine = true;
   Scenario accumulation{"accumulation"};
   accumulation.accumulate = 3;
   accumulation.scaler = true;

@@ -22,6 +22,7 @@
 #include "lockstep/comm/texts.h"
 #include "lockstep/data/tensor_loader.h"
 #include "lockstep/ddp/distributed_data_parallel.h"
+#include "lockstep/optim/reduce_on_plateau.h"
 #include "lockstep/samplers/distributed_sampler.h"
 #include "lockstep/trainer/metrics_log.h"
 
@@ -117,6 +118,23 @@ TEST(Trainer, TrainsForTheEpochsItIsGiven) {
   EXPECT_LT(s.counter.last["val_loss"], 0.3);
   EXPECT_EQ(s.counter.last["train_ones"], 1);
   EXPECT_EQ(s.counter.last["learning_rate"], 0.05);
+}
+
+TEST(Trainer, AScheduleGoesByAMetricOfTheEpoch) {
+  ReduceOnPlateauOptions reduce;
+  reduce.monitor = "val_ones";  // always 1
+  reduce.patience = 0;
+  TrainingRun s;
+  ReduceOnPlateau schedule(*s.optimizer, reduce);
+  s.pieces.scheduler = &schedule;
+  ASSERT_TRUE(Trainer<TensorBatch>(s.pieces, s.options).Fit().ok());
+  EXPECT_DOUBLE_EQ(schedule.Rates()[0], 0.0005) << "two of three epochs did not improve";
+  reduce.monitor = "val_accuracy";
+  ReduceOnPlateau other(*s.optimizer, reduce);
+  s.pieces.scheduler = &other;
+  const absl::Status status = Trainer<TensorBatch>(s.pieces, s.options).Fit();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("no metric 'val_accuracy'; known: "), std::string::npos) << status;
 }
 
 TEST(Trainer, ValidationCountsEachSampleOnce) {

@@ -3,6 +3,9 @@
 #include <absl/status/status.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
 
+#include <map>
+#include <string>
+
 #include "lockstep/checkpoint/value.h"
 
 namespace lockstep {
@@ -13,5 +16,9 @@ Value ScheduleState(torch::optim::LRScheduler& scheduler);
 
 /// InvalidArgument, and nothing is changed, for what is no such state.
 absl::Status LoadScheduleState(const Value& state, torch::optim::LRScheduler& scheduler);
+
+/// The scheduler's step(); for a Schedule that goes by a metric, with that one. InvalidArgument where `metrics` has no
+/// such metric; the known ones are listed.
+absl::Status StepSchedule(torch::optim::LRScheduler& scheduler, const std::map<std::string, double>& metrics);
 
 }  // namespace lockstep
