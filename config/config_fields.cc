@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <type_traits>
 #include <utility>
@@ -28,6 +30,15 @@ constexpr size_t kMostProblems = 20;  // that an error lists
 bool IsNamePart(const std::string& part) {
   return !part.empty() &&
          std::all_of(part.begin(), part.end(), [](char c) { return absl::ascii_isalnum(c) || c == '_' || c == '-'; });
+}
+
+template <typename T>
+nlohmann::ordered_json Json(const T& value) {
+  return value;
+}
+template <typename T>
+nlohmann::ordered_json Json(const std::optional<T>& value) {
+  return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
 }
 
 std::string TextOf(const ConfigFields::Target& target) {
@@ -214,6 +225,16 @@ std::string ConfigFields::ToYaml() const {
   std::string yaml;
   AppendYaml("", "", yaml);
   return yaml;
+}
+
+std::string ConfigFields::ToJson() const {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  for (const auto& field : fields_) {
+    nlohmann::ordered_json* at = &json;
+    for (const auto& key : absl::StrSplit(field.name, '.')) at = &(*at)[std::string(key)];
+    std::visit([at](const auto* value) { *at = Json(*value); }, field.target);
+  }
+  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 std::string ConfigFields::Help() const {

@@ -55,6 +55,9 @@ class ConfigFields {
   /// The values now, in the order of Add, as a file that Load reads back to the same values.
   std::string ToYaml() const;
 
+  /// The same as JSON, for other programs to read; numbers that are not finite are null.
+  std::string ToJson() const;
+
   /// A paragraph for each field: name, type, default, what it is.
   std::string Help() const;
 

@@ -523,5 +523,28 @@ TEST_F(ConfigFieldsDeathTest, NamesThatCantBeAreABrokenInvariant) {
   EXPECT_DEATH(fields_.Check("zebra", [] { return absl::OkStatus(); }), "there is no field zebra");
 }
 
+TEST(ConfigFields, IsJsonForOtherPrograms) {
+  double lr = 0.5, endless = HUGE_VAL;
+  std::vector<std::string> device{"cuda:0", "a \"b\""};
+  std::optional<int> limit;
+  ConfigFields fields;
+  fields.Add("lr", &lr, "");
+  fields.Add("a.endless", &endless, "");
+  fields.Add("a.device", &device, "");
+  fields.Add("limit", &limit, "");
+  EXPECT_EQ(fields.ToJson(), R"({
+  "lr": 0.5,
+  "a": {
+    "endless": null,
+    "device": [
+      "cuda:0",
+      "a \"b\""
+    ]
+  },
+  "limit": null
+}
+)");
+}
+
 }  // namespace
 }  // namespace lockstep
