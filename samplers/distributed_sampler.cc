@@ -1,12 +1,13 @@
 #include "lockstep/samplers/distributed_sampler.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
+
+#include "lockstep/samplers/internal/permutation.h"
 
 namespace lockstep {
 
@@ -59,14 +60,11 @@ std::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size) {
 
 /// Of the samples that the pass shares out.
 std::vector<size_t> DistributedSampler::Order() const {
-  const size_t n = state_->data_size;
-  std::vector<size_t> order(n);
+  std::vector<size_t> order;
   if (options_.shuffle) {
-    auto generator = at::detail::createCPUGenerator(options_.seed + state_->epoch);
-    const at::Tensor permutation = at::randperm(static_cast<int64_t>(n), generator, at::kLong);
-    const auto* values = permutation.const_data_ptr<int64_t>();
-    std::copy(values, values + n, order.begin());
+    order = Permutation(state_->data_size, options_.seed + state_->epoch);
   } else {
+    order.resize(state_->data_size);
     std::iota(order.begin(), order.end(), size_t{0});
   }
   for (const auto& [samples] : state_->done) {

@@ -175,7 +175,7 @@ TEST(Schedule, OneCycleRisesToTheGroupsOwnRatesUnlessOthersAreGiven) {
   options.max_lr = {1, 2};
   options.pct_start = 0.2;
   OneCycle given(*optimizer, options);
-  EXPECT_DOUBLE_EQ(given.Rates()[1], 2 / 25.);
+  EXPECT_NEAR(given.Rates()[1], 2 / 25., 1e-15);
   given.Step();
   EXPECT_EQ(given.Rates(), (std::vector<double>{1, 2}));
   for (int step = 1; step < 10; ++step) given.Step();
