@@ -35,6 +35,7 @@
 #include "lockstep/optim/learning_rate.h"
 #include "lockstep/optim/parameter_groups.h"
 #include "lockstep/samplers/distributed_sampler.h"
+#include "lockstep/trainer/buffer_sync.h"
 #include "lockstep/trainer/metrics_log.h"
 #include "lockstep/trainer/progress.h"
 #include "lockstep/trainer/trace_writer.h"
@@ -49,16 +50,6 @@ using lockstep::DistributedSampler;
 using lockstep::TensorBatch;
 using lockstep::TensorLoader;
 using Ddp = lockstep::DistributedDataParallel<lockstep::models::ConvNetImpl>;
-
-/// Running statistics of batch norm that is not synchronised differ between ranks; they are read in validation only.
-class BufferSync : public lockstep::TrainObserver {
- public:
-  explicit BufferSync(Ddp& ddp) : ddp_(ddp) {}
-  void OnValidationStart() override { ddp_.SyncBuffers(); }
-
- private:
-  Ddp& ddp_;
-};
 
 enum class Use { kTraining, kEvaluation };
 
@@ -202,7 +193,7 @@ absl::Status Train(const Config& given, const Plan& plan, const RunFolder& paths
   pieces.checkpointer = &checkpointer;
   pieces.signals = &signals;
   pieces.observers = {config.log_every > 0 ? static_cast<lockstep::TrainObserver*>(&lines) : &progress};
-  BufferSync buffer_sync(ddp);
+  lockstep::BufferSync buffer_sync(ddp);
   if (!config.sync_batch_norm) pieces.observers.push_back(&buffer_sync);
   if (rank == 0) pieces.observers.push_back(&log);
   std::optional<lockstep::TraceWriter> trace;

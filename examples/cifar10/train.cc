@@ -1,0 +1,254 @@
+#include "lockstep/examples/cifar10/train.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <ATen/Functions.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "lockstep/amp/grad_scaler.h"
+#include "lockstep/amp/no_scaler.h"
+#include "lockstep/base/atomic_file.h"
+#include "lockstep/base/prefixed.h"
+#include "lockstep/base/status_macros.h"
+#include "lockstep/checkpoint/checkpoint_writer.h"
+#include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/checkpoint/early_stopping.h"
+#include "lockstep/checkpoint/pretrained.h"
+#include "lockstep/checkpoint/pth.h"
+#include "lockstep/comm/agree.h"
+#include "lockstep/data/device_source.h"
+#include "lockstep/data/timed_source.h"
+#include "lockstep/ddp/distributed_data_parallel.h"
+#include "lockstep/examples/cifar10/best_model.h"
+#include "lockstep/examples/cifar10/data.h"
+#include "lockstep/examples/cifar10/run_folder.h"
+#include "lockstep/metrics/device_memory.h"
+#include "lockstep/metrics/process_memory.h"
+#include "lockstep/metrics/write_report.h"
+#include "lockstep/models/resnet.h"
+#include "lockstep/nn/batch_norm.h"
+#include "lockstep/nn/channels_last.h"
+#include "lockstep/optim/make_schedule.h"
+#include "lockstep/trainer/buffer_sync.h"
+#include "lockstep/trainer/metrics_log.h"
+#include "lockstep/trainer/progress.h"
+#include "lockstep/trainer/resource_log.h"
+#include "lockstep/trainer/tensor_board_log.h"
+#include "lockstep/trainer/trainer.h"
+#include "lockstep/trainer/weight_average.h"
+
+#include "lockstep/base/logging.h"
+
+namespace cifar10 {
+namespace {
+
+using lockstep::TensorBatch;
+using Ddp = lockstep::DistributedDataParallel<lockstep::models::ResNetImpl>;
+
+/// Loss, and which of the k best guesses are right. Targets are classes, or probabilities, of which the largest counts.
+lockstep::StepOutput Judge(const at::Tensor& logits, const at::Tensor& target, double label_smoothing) {
+  const auto options = torch::nn::functional::CrossEntropyFuncOptions().label_smoothing(label_smoothing);
+  lockstep::StepOutput output;
+  output.loss = torch::nn::functional::cross_entropy(logits.to(at::kFloat), target, options);
+  output.samples = logits.size(0);
+  const at::Tensor classes = (target.dim() == 2 ? target.argmax(1) : target).unsqueeze(1);
+  const at::Tensor hits = std::get<1>(logits.detach().topk(std::min<int64_t>(5, logits.size(1)), 1)).eq(classes);
+  output.sums["accuracy"] = hits.narrow(1, 0, 1).sum();
+  if (logits.size(1) > 5) output.sums["top5"] = hits.sum();
+  return output;
+}
+
+/// The most memory of an epoch, of this rank, as people read it.
+class MemoryPrinter : public lockstep::TrainObserver {
+ public:
+  explicit MemoryPrinter(at::Device device) : device_(device) {}
+  void OnEpochEnd(const lockstep::EpochInfo&) override {
+    bytes_ = std::max(bytes_, Peak());
+    absl::PrintF("peak memory: %.2f GB\n", static_cast<double>(Peak()) / 1e9);
+  }
+  double gigabytes() const { return static_cast<double>(bytes_) / 1e9; }
+
+ private:
+  int64_t Peak() const {
+    const auto of_device = lockstep::PeakDeviceMemory(device_);
+    return of_device ? of_device->peak_allocated : lockstep::PeakMemory();
+  }
+  const at::Device device_;
+  int64_t bytes_ = 0;
+};
+
+absl::Status LoadWeights(const Config& config, torch::nn::Module& model, const lockstep::ProcessGroupPtr& group) {
+  if (config.pretrained.empty()) return absl::OkStatus();
+  const auto path = lockstep::FindPretrained(config.pretrained == "auto" ? "" : config.pretrained, config.model);
+  absl::Status status = path.status();
+  if (status.ok()) status = lockstep::LoadPretrained(*path, model).status();
+  return lockstep::AgreeOnStatus(lockstep::Prefixed("pretrained: ", status), group);
+}
+
+}  // namespace
+
+absl::Status Train(const Config& config, const lockstep::ConfigFields& fields, const Plan& plan,
+                   const lockstep::StopSignals& signals, const lockstep::ProcessGroupPtr& group) {
+  const auto start = std::chrono::steady_clock::now();
+  const int rank = lockstep::GetRank(group), world_size = lockstep::GetWorldSize(group);
+  const at::Device device = plan.device_index >= 0
+                                ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(plan.device_index))
+                                : at::Device(at::kCPU);
+  LOCKSTEP_ASSIGN_OR_RETURN(const std::string resume_path, OpenRunFolder(config, plan.environment, group));
+  LOCKSTEP_ASSIGN_OR_RETURN(Data data, OpenData(config, plan, group));
+  lockstep::DeviceSource train(*data.train, device), validation(*data.validation, device);
+  lockstep::TimedSource<TensorBatch> timed(train);
+
+  // The same weights on every rank; from then on each rank's generator goes its own way.
+  torch::manual_seed(config.seed);
+  const auto made = lockstep::models::MakeResNet(config.model, lockstep::models::ResNetOptions(config.num_classes)
+                                                                   .small_images(config.small_images)
+                                                                   .zero_init_residual(config.zero_init_residual));
+  LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(lockstep::Prefixed("model: ", made.status()), group));
+  lockstep::models::ResNet model = *made;
+  LOCKSTEP_RETURN_IF_ERROR(LoadWeights(config, *model, group));
+  torch::manual_seed(config.seed + static_cast<uint64_t>(rank));
+  model->to(device);
+  if (config.channels_last) lockstep::nn::ToChannelsLast(*model);
+  if (config.sync_batch_norm) LOCKSTEP_RETURN_IF_ERROR(lockstep::nn::ConvertSyncBatchNorm(*model, group).status());
+  lockstep::DistributedDataParallelOptions ddp_options;
+  ddp_options.broadcast_buffers = false;  // once before each validation is enough: see BufferSync
+  Ddp ddp(model, group, ddp_options);
+  torch::optim::SGD optimizer(
+      ddp.parameters(),
+      torch::optim::SGDOptions(config.lr).momentum(config.momentum).weight_decay(config.weight_decay));
+
+  lockstep::TrainerOptions options = config.trainer;
+  const size_t batches = data.train->num_batches(), window = options.gradients.accumulate;
+  lockstep::ScheduleOptions schedule_options = config.schedule;
+  if (!schedule_options.total_steps &&
+      (schedule_options.kind == "cosine" || schedule_options.kind == "linear" ||
+       schedule_options.kind == "polynomial" || schedule_options.kind == "cosine_annealing" ||
+       schedule_options.kind == "one_cycle")) {
+    const size_t of_epoch = options.schedule_each_step ? (batches + window - 1) / window : 1;
+    schedule_options.total_steps = static_cast<int64_t>(of_epoch * options.epochs);
+  }
+  const auto schedule = lockstep::MakeSchedule(schedule_options, optimizer);
+  LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(schedule.status(), group));
+
+  if (config.amp != "off") options.autocast = config.amp == "bf16" ? at::kBFloat16 : at::kHalf;
+  if (options.autocast == at::kHalf && device.is_cpu() && rank == 0) {
+    LOG(WARNING) << "rank 0: float16 on the CPU is many times slower than float32; amp: bf16 is not";
+  }
+  std::unique_ptr<lockstep::LossScaler> scaler = std::make_unique<lockstep::NoScaler>();
+  if (options.autocast == at::kHalf) {
+    lockstep::GradScalerOptions scaling;
+    scaling.group = group;
+    scaler = std::make_unique<lockstep::GradScaler>(scaling);
+  }
+  lockstep::EarlyStoppingOptions stopping;
+  stopping.monitor = "val_accuracy";
+  stopping.mode = lockstep::EarlyStoppingOptions::Mode::kMax;
+  stopping.patience = config.patience == 0 ? std::numeric_limits<int>::max() : static_cast<int>(config.patience);
+  lockstep::EarlyStopping early_stopping(stopping);
+  std::optional<lockstep::WeightAverage> average;
+  if (config.ema > 0) average.emplace(*model, config.ema);
+
+  const std::string folder = config.run_folder();
+  options.device = device.type();
+  options.run.config = fields.ToYaml();
+  options.run.seed = config.seed;
+  lockstep::PthWriter writer;
+  lockstep::CheckpointerOptions saving;
+  saving.folder = folder + "/checkpoints";
+  saving.keep_last = config.keep_last;
+  saving.keep_best = 1;
+  saving.monitor = stopping.monitor;
+  saving.more_is_better = true;
+  saving.failure_is_error = config.save_failure_is_error;
+  lockstep::Checkpointer checkpointer(saving, writer, group);
+  lockstep::MeanPrinter printer(group, config.log_every);
+  lockstep::MetricsLog log(folder, std::max<size_t>(config.log_every, 1), config.save_failure_is_error);
+  lockstep::TensorBoardLog tensor_board(folder, std::max<size_t>(config.log_every, 1), config.save_failure_is_error);
+  lockstep::ResourceLog resources({folder, device, [&] { return timed.seconds(); }, config.save_failure_is_error},
+                                  group);
+  BestModel best(folder, config.program, *model);
+  MemoryPrinter memory(device);
+  lockstep::BufferSync buffer_sync(ddp);
+
+  lockstep::Trainer<TensorBatch>::Pieces pieces;
+  pieces.state = {model.get(), &optimizer, scaler.get(), &early_stopping};
+  if (average) pieces.state.others["weight_average"] = &*average;
+  pieces.wrapper = pieces.ddp = &ddp;
+  const double smoothing = config.label_smoothing;
+  pieces.train_step = [&](TensorBatch& batch) { return Judge(ddp.forward(batch.data), batch.target, smoothing); };
+  pieces.eval_step = [&](TensorBatch& batch) { return Judge(ddp.forward(batch.data), batch.target, 0); };
+  pieces.train = &timed;
+  pieces.validation = &validation;
+  pieces.writer = &writer;
+  pieces.scheduler = schedule->get();
+  pieces.checkpointer = &checkpointer;
+  pieces.signals = &signals;
+  pieces.group = group;
+  if (average) pieces.observers.push_back(&*average);
+  if (!config.sync_batch_norm) pieces.observers.push_back(&buffer_sync);
+  pieces.observers.push_back(&printer);
+  const bool dry = options.limits.fast_dev_run > 0;
+  if (!dry) pieces.observers.push_back(&resources);
+  if (rank == 0) {
+    if (!dry) pieces.observers.insert(pieces.observers.end(), {&log, &best});
+    if (!dry && config.tensorboard) pieces.observers.push_back(&tensor_board);
+    pieces.observers.push_back(&memory);
+  }
+  lockstep::Trainer<TensorBatch> trainer(std::move(pieces), options);
+  if (!resume_path.empty()) {
+    const auto checkpoint = lockstep::LoadPth(resume_path);
+    absl::Status status = checkpoint.status();
+    LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(status, group));
+    status = trainer.Resume(*checkpoint);
+    LOCKSTEP_RETURN_IF_ERROR(
+        lockstep::AgreeOnStatus(lockstep::Prefixed("checkpoint " + resume_path + ": ", status), group));
+  }
+
+  absl::Status begun;
+  if (rank == 0) {
+    absl::PrintF("%s", options.run.config);
+    absl::PrintF("%d rank%s, %d pictures each and %d together in a step, %d steps in an epoch; run folder: %s\n",
+                 world_size, world_size == 1 ? "" : "s", plan.batch_size * window, config.batch_size * window,
+                 (batches + window - 1) / window, folder);
+    std::fflush(stdout);
+  }
+  if (rank == 0 && !dry) {
+    begun = lockstep::WriteFileAtomically(folder + "/config.yaml", options.run.config);
+    if (begun.ok()) begun = lockstep::WriteFileAtomically(folder + "/config.json", fields.ToJson());
+    if (begun.ok()) begun = log.Open(trainer.epoch(), trainer.step());
+    if (begun.ok() && config.tensorboard) begun = tensor_board.Open(trainer.total_steps(), fields.ToJson());
+  }
+  LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(begun, group));
+  if (!dry) LOCKSTEP_RETURN_IF_ERROR(resources.Open(trainer.epoch()));
+  LOCKSTEP_RETURN_IF_ERROR(trainer.Fit());
+
+  absl::Status reported;
+  if (rank == 0) {
+    const std::chrono::duration<double> duration = std::chrono::steady_clock::now() - start;
+    if (!best.path().empty()) absl::PrintF("best accuracy: %.4f, %s\n", best.accuracy(), best.path());
+    const std::string title =
+        absl::StrFormat("%s: %s, %.2f GB, %.1f s", config.program, config.model, memory.gigabytes(), duration.count());
+    if (!dry) {
+      lockstep::ReportOptions report;
+      report.title = title;
+      for (const std::string& prefix : {folder + "/report", config.save_dir + "/" + config.program}) {
+        if (reported.ok()) reported = lockstep::WriteReport({folder}, prefix, report);
+      }
+      if (reported.ok()) absl::PrintF("report: %s/%s.html\n", config.save_dir, config.program);
+    }
+    absl::PrintF("duration: %.1f s\n", duration.count());
+    std::fflush(stdout);
+  }
+  return lockstep::AgreeOnStatus(reported, group);
+}
+
+}  // namespace cifar10
