@@ -101,16 +101,18 @@ void AddFields(Config& c, lockstep::ConfigFields& fields) {
   const auto range = [&](const char* name, double* value, double low, double high, const char* doc) {
     fields.Add(name, value, doc);
     fields.Check(name, [=] {
-      return *value >= low && *value <= high ? absl::OkStatus()
-                                             : Invalid(absl::StrCat("must be from ", low, " to ", high, ", got ", *value));
+      return *value >= low && *value <= high
+                 ? absl::OkStatus()
+                 : Invalid(absl::StrCat("must be from ", low, " to ", high, ", got ", *value));
     });
   };
   const auto count = [&](const char* name, auto* value, int64_t low, int64_t high, const char* doc) {
     fields.Add(name, value, doc);
     fields.Check(name, [=] {
       const auto number = static_cast<int64_t>(*value);
-      return number >= low && number <= high ? absl::OkStatus()
-                                             : Invalid(absl::StrCat("must be from ", low, " to ", high, ", got ", number));
+      return number >= low && number <= high
+                 ? absl::OkStatus()
+                 : Invalid(absl::StrCat("must be from ", low, " to ", high, ", got ", number));
     });
   };
   constexpr double kMost = 3e38;  // floats hold no more
@@ -119,15 +121,18 @@ void AddFields(Config& c, lockstep::ConfigFields& fields) {
   c.trainer.epochs = 5;
   c.trainer.schedule_each_step = true;
   // What the job's files have.
-  fields.Add("device", &c.device, "one for each rank of a host, such as [cuda:0, cuda:1]; [cpu]: for any number of ranks");
+  fields.Add("device", &c.device,
+             "one for each rank of a host, such as [cuda:0, cuda:1]; [cpu]: for any number of ranks");
   count("batch_size", &c.batch_size, 1, 1 << 30, "of all ranks together");
-  count("num_workers", &c.num_workers, 0, 1024, "threads of each rank that make batches; 0: none, it makes them itself");
+  count("num_workers", &c.num_workers, 0, 1024,
+        "threads of each rank that make batches; 0: none, it makes them itself");
   count("epoch", &c.trainer.epochs, 1, 1 << 30, "epochs at most");
   range("lr", &c.lr, 0, kMost, "learning rate");
   range("weight_decay", &c.weight_decay, 0, kMost, "weight decay");
   fields.Add("save_dir", &c.save_dir, "the run's files come into <save_dir>/<program>");
-  fields.Add("pretrained", &c.pretrained,
-             "weights to begin with: a .pth file of torchvision's, a folder with one, or auto for torch.hub's; empty: none");
+  fields.Add(
+      "pretrained", &c.pretrained,
+      "weights to begin with: a .pth file of torchvision's, a folder with one, or auto for torch.hub's; empty: none");
   count("num_classes", &c.num_classes, 2, 1 << 20, "classes");
   // What else there is.
   fields.Add("data", &c.data, "the folder or archive of CIFAR-10");
@@ -141,7 +146,8 @@ void AddFields(Config& c, lockstep::ConfigFields& fields) {
   count("resize", &c.resize, 32, 2048, "height and width before the random crop; unless picture_size is 32");
   count("crop_padding", &c.crop_padding, 0, 32, "pixels around pictures of 32 × 32 before the random crop");
   range("flip", &c.flip, 0, 1, "probability of a horizontal flip");
-  range("color_jitter", &c.color_jitter, 0, 1, "most change of brightness, contrast and saturation, and a quarter of the hue");
+  range("color_jitter", &c.color_jitter, 0, 1,
+        "most change of brightness, contrast and saturation, and a quarter of the hue");
   range("random_erasing", &c.random_erasing, 0, 1, "probability of an erased rectangle");
   range("mixup", &c.mixup, 0, 1e6, "alpha of MixUp; 0: none");
   range("cutmix", &c.cutmix, 0, 1e6, "alpha of CutMix; 0: none");
@@ -155,7 +161,8 @@ void AddFields(Config& c, lockstep::ConfigFields& fields) {
   });
   AddScheduleFields(c.schedule, fields);
   AddTrainerFields("trainer.", c.trainer, fields);
-  count("patience", &c.patience, 0, 1 << 30, "validations without a better accuracy until the training stops; 0: it doesn't");
+  count("patience", &c.patience, 0, 1 << 30,
+        "validations without a better accuracy until the training stops; 0: it doesn't");
   fields.Add("seed", reinterpret_cast<size_t*>(&c.seed), "of weights, order of samples, and all that is drawn");
   count("log_every", &c.log_every, 0, 1 << 30, "steps between lines; 0: no lines");
   count("keep_last", &c.keep_last, 0, 1 << 30, "checkpoints that are kept besides the best; 0: all");
@@ -185,8 +192,9 @@ absl::Status ParseConfig(int argc, char** argv, Config& config, lockstep::Config
   std::string file = UserPath(absl::GetFlag(FLAGS_cfg));
   if (absl::GetFlag(FLAGS_cfg) == kDefaultConfig && !std::filesystem::exists(file)) {
     const std::filesystem::path program(argv[0]);
-    for (const auto& folder : {std::filesystem::path("examples/cifar10"),
-                               program.parent_path() / (program.filename().string() + ".runfiles/lockstep/examples/cifar10")}) {
+    for (const auto& folder :
+         {std::filesystem::path("examples/cifar10"),
+          program.parent_path() / (program.filename().string() + ".runfiles/lockstep/examples/cifar10")}) {
       if (std::filesystem::exists(folder / kDefaultConfig)) {
         file = (folder / kDefaultConfig).lexically_normal().string();
         break;
@@ -195,6 +203,17 @@ absl::Status ParseConfig(int argc, char** argv, Config& config, lockstep::Config
   }
   LOCKSTEP_RETURN_IF_ERROR(fields.Load(file));
   for (const auto& set : sets) LOCKSTEP_RETURN_IF_ERROR(fields.Set(set));
+  // What the defaults are for is the cosine.
+  const std::string& kind = config.schedule.kind;
+  if (kind != "cosine" && kind != "linear" && kind != "constant" && !fields.Given("schedule.warmup_steps")) {
+    config.schedule.warmup_steps.reset();
+  }
+  if (kind == "reduce_on_plateau" && config.trainer.schedule_each_step) {
+    if (fields.Given("trainer.schedule_each_step")) {
+      return Invalid("trainer.schedule_each_step: reduce_on_plateau goes by an epoch's metric, not by steps");
+    }
+    config.trainer.schedule_each_step = false;
+  }
   if (!absl::GetFlag(FLAGS_weights).empty()) config.pretrained = absl::GetFlag(FLAGS_weights);
   if (absl::GetFlag(FLAGS_print_config)) {
     std::printf("%s", fields.ToYaml().c_str());
@@ -266,7 +285,8 @@ absl::StatusOr<Plan> MakePlan(const Config& config, int gpu_count) {
                                 " ranks; give a multiple"));
   }
   plan.batch_size = config.batch_size / static_cast<size_t>(ranks);
-  if (cuda && plan.ranks_to_spawn == 0) plan.device_index = DeviceIndex(config.device[static_cast<size_t>(env.local_rank)]);
+  if (cuda && plan.ranks_to_spawn == 0)
+    plan.device_index = DeviceIndex(config.device[static_cast<size_t>(env.local_rank)]);
   return plan;
 }
 

@@ -110,11 +110,9 @@ absl::StatusOr<Data> OpenData(const Config& config, const Plan& plan, const lock
   ranks.shared_folder = config.shared_folder;
   LOCKSTEP_RETURN_IF_ERROR(lockstep::OncePerHost([&] { return Prepare(config).status(); }, ranks));
   const auto path = Prepare(config);  // is there by now
-  absl::StatusOr<lockstep::CifarData> train = path.status(), test = path.status();
-  if (path.ok()) {
-    train = lockstep::LoadCifar10(*path, lockstep::CifarSplit::kTrain);
-    test = lockstep::LoadCifar10(*path, lockstep::CifarSplit::kTest);
-  }
+  LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(path.status(), group));
+  auto train = lockstep::LoadCifar10(*path, lockstep::CifarSplit::kTrain);
+  auto test = lockstep::LoadCifar10(*path, lockstep::CifarSplit::kTest);
   absl::Status status = train.ok() ? test.status() : train.status();
   if (status.ok() && config.num_classes < static_cast<int64_t>(train->classes.size())) {
     status = absl::InvalidArgumentError(
