@@ -23,7 +23,6 @@ void AddTrainerFields(const std::string& prefix, TrainerOptions& options, Config
     });
   };
 
-  at_least_1("epochs", &options.epochs, "epochs at most");
   add("schedule_each_step", &options.schedule_each_step, "the schedule steps with the optimizer, not after each epoch");
   add("best_failure_is_error", &options.best_failure_is_error,
       "training ends when the best state can't be written; else a warning");

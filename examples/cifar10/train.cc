@@ -67,14 +67,17 @@ lockstep::StepOutput Judge(const at::Tensor& logits, const at::Tensor& target, d
   return output;
 }
 
-/// The most memory of an epoch, of this rank, as people read it.
+/// The most memory that a rank had in an epoch, as people read it. On every rank: the end of an epoch is collective.
 class MemoryPrinter : public lockstep::TrainObserver {
  public:
-  explicit MemoryPrinter(at::Device device) : device_(device) {}
+  MemoryPrinter(at::Device device, lockstep::ProcessGroupPtr group) : device_(device), group_(std::move(group)) {}
   void OnEpochEnd(const lockstep::EpochInfo&) override {
-    bytes_ = std::max(bytes_, Peak());
-    absl::PrintF("peak memory: %.2f GB\n", static_cast<double>(Peak()) / 1e9);
+    at::Tensor most = at::full({1}, Peak(), at::TensorOptions(at::kLong).device(device_));
+    if (group_) lockstep::AllReduce(most, group_, c10d::ReduceOp::MAX);
+    bytes_ = std::max(bytes_, most.item<int64_t>());
+    if (lockstep::GetRank(group_) == 0) absl::PrintF("peak memory: %.2f GB\n", most.item<double>() / 1e9);
   }
+  /// Of all epochs so far.
   double gigabytes() const { return static_cast<double>(bytes_) / 1e9; }
 
  private:
@@ -83,6 +86,7 @@ class MemoryPrinter : public lockstep::TrainObserver {
     return of_device ? of_device->peak_allocated : lockstep::PeakMemory();
   }
   const at::Device device_;
+  const lockstep::ProcessGroupPtr group_;
   int64_t bytes_ = 0;
 };
 
@@ -172,12 +176,13 @@ absl::Status Train(const Config& config, const lockstep::ConfigFields& fields, c
   saving.failure_is_error = config.save_failure_is_error;
   lockstep::Checkpointer checkpointer(saving, writer, group);
   lockstep::MeanPrinter printer(group, config.log_every);
+  lockstep::ProgressPrinter bar(rank, world_size);
   lockstep::MetricsLog log(folder, std::max<size_t>(config.log_every, 1), config.save_failure_is_error);
   lockstep::TensorBoardLog tensor_board(folder, std::max<size_t>(config.log_every, 1), config.save_failure_is_error);
   lockstep::ResourceLog resources({folder, device, [&] { return timed.seconds(); }, config.save_failure_is_error},
                                   group);
   BestModel best(folder, config.program, *model);
-  MemoryPrinter memory(device);
+  MemoryPrinter memory(device, group);
   lockstep::BufferSync buffer_sync(ddp);
 
   lockstep::Trainer<TensorBatch>::Pieces pieces;
@@ -196,14 +201,14 @@ absl::Status Train(const Config& config, const lockstep::ConfigFields& fields, c
   pieces.group = group;
   if (average) pieces.observers.push_back(&*average);
   if (!config.sync_batch_norm) pieces.observers.push_back(&buffer_sync);
-  pieces.observers.push_back(&printer);
+  pieces.observers.push_back(config.log_every > 0 ? static_cast<lockstep::TrainObserver*>(&printer) : &bar);
   const bool dry = options.limits.fast_dev_run > 0;
   if (!dry) pieces.observers.push_back(&resources);
   if (rank == 0) {
     if (!dry) pieces.observers.insert(pieces.observers.end(), {&log, &best});
     if (!dry && config.tensorboard) pieces.observers.push_back(&tensor_board);
-    pieces.observers.push_back(&memory);
   }
+  pieces.observers.push_back(&memory);
   lockstep::Trainer<TensorBatch> trainer(std::move(pieces), options);
   if (!resume_path.empty()) {
     const auto checkpoint = lockstep::LoadPth(resume_path);

@@ -21,14 +21,17 @@
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/checkpoint/early_stopping.h"
 #include "lockstep/checkpoint/pth.h"
+#include "lockstep/checkpoint/save_failure.h"
 #include "lockstep/checkpoint/state_dict.h"
 #include "lockstep/comm/agree.h"
 #include "lockstep/data/mnist.h"
 #include "lockstep/data/random_split.h"
 #include "lockstep/data/tensor_loader.h"
+#include "lockstep/data/timed_source.h"
 #include "lockstep/ddp/distributed_data_parallel.h"
 #include "lockstep/ddp/parameter_sync.h"
 #include "lockstep/examples/mnist/resumed_config.h"
+#include "lockstep/metrics/write_report.h"
 #include "lockstep/models/conv_net.h"
 #include "lockstep/nn/batch_norm.h"
 #include "lockstep/nn/channels_last.h"
@@ -38,6 +41,7 @@
 #include "lockstep/trainer/buffer_sync.h"
 #include "lockstep/trainer/metrics_log.h"
 #include "lockstep/trainer/progress.h"
+#include "lockstep/trainer/resource_log.h"
 #include "lockstep/trainer/trace_writer.h"
 #include "lockstep/trainer/trainer.h"
 
@@ -182,12 +186,15 @@ absl::Status Train(const Config& given, const Plan& plan, const RunFolder& paths
   saving.more_is_better = true;
   saving.failure_is_error = config.save_failure_is_error;
   lockstep::Checkpointer checkpointer(saving, writer, group);
+  lockstep::TimedSource<TensorBatch> timed(*train);
+  lockstep::ResourceLog resources({paths.folder, device, [&] { return timed.seconds(); }, config.save_failure_is_error},
+                                  group);
   lockstep::Trainer<TensorBatch>::Pieces pieces;
   pieces.state = state;
   pieces.wrapper = pieces.ddp = &ddp;
   pieces.train_step = [&](TensorBatch& batch) { return step(ddp, batch); };
   pieces.eval_step = pieces.train_step;
-  pieces.train = train.get();
+  pieces.train = &timed;
   pieces.validation = validation.get();
   pieces.writer = &writer;
   pieces.checkpointer = &checkpointer;
@@ -195,6 +202,7 @@ absl::Status Train(const Config& given, const Plan& plan, const RunFolder& paths
   pieces.observers = {config.log_every > 0 ? static_cast<lockstep::TrainObserver*>(&lines) : &progress};
   lockstep::BufferSync buffer_sync(ddp);
   if (!config.sync_batch_norm) pieces.observers.push_back(&buffer_sync);
+  pieces.observers.push_back(&resources);
   if (rank == 0) pieces.observers.push_back(&log);
   std::optional<lockstep::TraceWriter> trace;
   if (!config.profile.empty()) {
@@ -228,6 +236,8 @@ absl::Status Train(const Config& given, const Plan& plan, const RunFolder& paths
     begun = lockstep::SavePth(old.ok() ? *old : *checkpoint, paths.best_path);
   }
   LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(begun, group));
+  LOCKSTEP_RETURN_IF_ERROR(
+      lockstep::ErrorOrWarning(resources.Open(trainer.epoch()), config.save_failure_is_error, group));
   checkpoint.reset();
   LOCKSTEP_RETURN_IF_ERROR(trainer.Fit());
 
@@ -251,7 +261,9 @@ absl::Status Train(const Config& given, const Plan& plan, const RunFolder& paths
   lockstep::BroadcastTensors(ddp.buffers(), group);
   LOCKSTEP_ASSIGN_OR_RETURN(const auto metrics, trainer.Evaluate(*test, "test_"));
   if (rank == 0) absl::PrintF("test accuracy: %.4f\n", metrics.at("test_accuracy"));
-  return absl::OkStatus();
+  absl::Status drawn;
+  if (rank == 0) drawn = lockstep::WriteReport({paths.folder}, paths.folder + "/report");
+  return lockstep::ErrorOrWarning(lockstep::AgreeOnStatus(drawn, group), config.save_failure_is_error, group);
 }
 
 }  // namespace mnist
