@@ -4,7 +4,6 @@
 #include <absl/strings/str_format.h>
 #include <ATen/Functions.h>
 #include <torch/nn/functional/loss.h>
-#include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -37,6 +36,7 @@
 #include "lockstep/models/resnet.h"
 #include "lockstep/nn/batch_norm.h"
 #include "lockstep/nn/channels_last.h"
+#include "lockstep/optim/fused_sgd.h"
 #include "lockstep/optim/make_schedule.h"
 #include "lockstep/trainer/buffer_sync.h"
 #include "lockstep/trainer/metrics_log.h"
@@ -127,7 +127,7 @@ absl::Status Train(const Config& config, const lockstep::ConfigFields& fields, c
   lockstep::DistributedDataParallelOptions ddp_options;
   ddp_options.broadcast_buffers = false;  // once before each validation is enough: see BufferSync
   Ddp ddp(model, group, ddp_options);
-  torch::optim::SGD optimizer(
+  lockstep::FusedSGD optimizer(
       ddp.parameters(),
       torch::optim::SGDOptions(config.lr).momentum(config.momentum).weight_decay(config.weight_decay));
 
