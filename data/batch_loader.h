@@ -1,7 +1,6 @@
 #pragma once
 
 #include <c10/util/Exception.h>
-#include <c10/util/ParallelGuard.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -91,6 +90,7 @@ class BatchLoader : public BatchSource<Batch> {
   }
 
   size_t num_batches() const override {
+    if (sampler_.decides_batches()) return 0;
     const size_t samples = rest_ ? *rest_ : options_.samples > 0 ? options_.samples : sampler_.size().value_or(0);
     return (samples + (options_.drop_last ? 0 : options_.batch_size - 1)) / options_.batch_size;
   }
@@ -101,7 +101,10 @@ class BatchLoader : public BatchSource<Batch> {
     return batches == 0;
   }
 
-  std::optional<size_t> SamplesIn(size_t batches) const override { return batches * options_.batch_size; }
+  std::optional<size_t> SamplesIn(size_t batches) const override {
+    if (sampler_.decides_batches()) return std::nullopt;
+    return batches * options_.batch_size;
+  }
 
  private:
   /// A batch that is being made, or waits to be taken; slots are in the batches' order.
@@ -131,7 +134,6 @@ class BatchLoader : public BatchSource<Batch> {
   }
 
   void Work() {
-    const c10::ParallelGuard single(true);  // each batch by one thread: there are several batches
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
       changed_.wait(lock, [this] { return stop_ || ended_ || slots_.size() < ahead(); });

@@ -18,7 +18,7 @@ struct GatheredOutputs {
 /// several have, or one has several times, as padding does, counts once: the row of the lowest rank, its first one.
 ///
 /// A rank without samples gives an empty tensor on its device, or an undefined one (on the CPU); of its shape only that
-/// counts, and its dtype doesn't. Where no rank has any, the outputs are rank 0's.
+/// counts, and its dtype doesn't. Where no rank has any, the outputs are this rank's own.
 ///
 /// Throws c10::Error, on all ranks alike, where a rank's indices don't fit its outputs or are negative, and where the
 /// ranks' outputs differ in dtype or in the shape of a row. Each rank needs memory for `world size × largest share`.

@@ -33,7 +33,8 @@ absl::Status LoadScheduleState(const Value& state, torch::optim::LRScheduler& sc
   return absl::OkStatus();
 }
 
-absl::Status StepSchedule(torch::optim::LRScheduler& scheduler, const std::map<std::string, double>& metrics) {
+absl::Status StepSchedule(torch::optim::LRScheduler& scheduler, const std::map<std::string, double>& metrics,
+                          bool may_lack_it) {
   auto* const schedule = dynamic_cast<Schedule*>(&scheduler);
   if (schedule == nullptr || schedule->monitor().empty()) {
     scheduler.step();
@@ -41,6 +42,7 @@ absl::Status StepSchedule(torch::optim::LRScheduler& scheduler, const std::map<s
   }
   const auto found = metrics.find(schedule->monitor());
   if (found == metrics.end()) {
+    if (may_lack_it) return absl::OkStatus();
     std::string known;
     for (const auto& [name, value] : metrics) absl::StrAppend(&known, known.empty() ? "" : ", ", name);
     return absl::InvalidArgumentError(absl::StrCat("schedule: there is no metric '", schedule->monitor(),

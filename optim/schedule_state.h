@@ -17,8 +17,10 @@ Value ScheduleState(torch::optim::LRScheduler& scheduler);
 /// InvalidArgument, and nothing is changed, for what is no such state.
 absl::Status LoadScheduleState(const Value& state, torch::optim::LRScheduler& scheduler);
 
-/// The scheduler's step(); for a Schedule that goes by a metric, with that one. InvalidArgument where `metrics` has no
-/// such metric; the known ones are listed.
-absl::Status StepSchedule(torch::optim::LRScheduler& scheduler, const std::map<std::string, double>& metrics);
+/// The scheduler's step(); for a Schedule that goes by a metric, with that one. Where `metrics` has no such metric, a
+/// schedule that goes by it stays as it is if `may_lack_it`; else that is InvalidArgument, and the known ones are
+/// listed.
+absl::Status StepSchedule(torch::optim::LRScheduler& scheduler, const std::map<std::string, double>& metrics,
+                          bool may_lack_it = false);
 
 }  // namespace lockstep

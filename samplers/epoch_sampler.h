@@ -26,6 +26,9 @@ class EpochSampler {
   bool StartRest(size_t epoch, const std::vector<EpochPart>& done) { return held_->StartRest(epoch, done); }
   /// Samples in the current pass; nothing for a sampler without `size()`.
   std::optional<size_t> size() const { return held_->size(); }
+  /// Whether the sampler decides itself how many samples a batch has: says so by `static constexpr bool
+  /// kDecidesBatches = true`.
+  bool decides_batches() const { return held_->decides_batches(); }
   /// Up to `batch_size` indices, or nothing at the end of the epoch.
   std::optional<std::vector<size_t>> Next(size_t batch_size) { return held_->Next(batch_size); }
 
@@ -35,6 +38,7 @@ class EpochSampler {
     virtual void StartEpoch(size_t epoch) = 0;
     virtual bool StartRest(size_t epoch, const std::vector<EpochPart>& done) = 0;
     virtual std::optional<size_t> size() const = 0;
+    virtual bool decides_batches() const = 0;
     virtual std::optional<std::vector<size_t>> Next(size_t batch_size) = 0;
   };
 
@@ -47,6 +51,11 @@ class EpochSampler {
   struct HasSize : std::false_type {};
   template <typename S>
   struct HasSize<S, std::void_t<decltype(size_t{std::declval<S&>().size()})>> : std::true_type {};
+
+  template <typename S, typename = void>
+  struct DecidesBatches : std::false_type {};
+  template <typename S>
+  struct DecidesBatches<S, std::void_t<decltype(S::kDecidesBatches)>> : std::bool_constant<S::kDecidesBatches> {};
 
   template <typename S>
   struct HeldSampler : Held {
@@ -66,6 +75,7 @@ class EpochSampler {
       if constexpr (HasSize<S>::value) return sampler->size();
       return std::nullopt;
     }
+    bool decides_batches() const override { return DecidesBatches<S>::value; }
     std::optional<std::vector<size_t>> Next(size_t batch_size) override { return sampler->next(batch_size); }
     std::shared_ptr<S> sampler;
   };

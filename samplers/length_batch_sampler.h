@@ -30,6 +30,8 @@ struct LengthBatchSamplerOptions {
 /// batch_size is that of these options, and its drop_last false.
 class LengthBatchSampler : public PassSampler {
  public:
+  static constexpr bool kDecidesBatches = true;
+
   /// `lengths` of all samples of the data set. Throws c10::Error when `rank` is not below `num_replicas`, when
   /// batch_size or window is 0, and when a sample alone is longer than max_padded_length.
   LengthBatchSampler(std::vector<size_t> lengths, size_t num_replicas, size_t rank,

@@ -16,7 +16,8 @@ struct WeightedSamplerOptions {
 };
 
 /// Draws index i with a probability in proportion to `weights[i]`, index for index as Python's
-/// `torch.utils.data.WeightedRandomSampler` with a generator of that seed.
+/// `torch.utils.data.WeightedRandomSampler` with a generator of that seed. Random transforms change an index that comes
+/// several times in a pass in the same way each time.
 class WeightedSampler : public PassSampler {
  public:
   /// Throws c10::Error for no weights, more than 2^24 of them (LibTorch's limit), one that is negative or not finite,

@@ -46,11 +46,11 @@ struct EpochInfo {
   /// that scales also loss_scale and skipped_steps.
   std::map<std::string, double> metrics;
   bool improved = false;
-  size_t step = 0;  ///< Where in the epoch the validation was; 0: at its end.
+  size_t step = 0;  ///< Where in the epoch it was; 0: at its end.
 };
 
 /// Is told what happens; each function does nothing unless overridden. Called on every rank. What it throws ends the
-/// training with that exception.
+/// training with that exception; thrown on one rank alone, the others fail at their next collective.
 class TrainObserver {
  public:
   virtual ~TrainObserver() = default;
@@ -68,7 +68,7 @@ class TrainObserver {
   virtual void OnStepEnd(StepInfo& info) {}
   /// Before the module is switched to evaluation, once a validation, test or prediction.
   virtual void OnValidationStart() {}
-  /// When that is over; in a training after the best state was saved.
+  /// When that is over, also by an error; in a training after the best state was saved.
   virtual void OnValidationEnd() {}
   /// After a validation, and at the end of an epoch also without one.
   virtual void OnValidated(const EpochInfo& info) {}

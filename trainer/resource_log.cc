@@ -30,9 +30,9 @@ void ResourceLog::OnEpochStart(size_t epoch) {
   ResetPeakMemory();
   ResetPeakDeviceMemory(options_.device);
   start_ = last_sample_ = Clock::now();
-  waited_ = Waited();
+  waited_before_ = Waited();
   training_ = true;
-  seconds_ = utilisation_sum_ = 0;
+  seconds_ = here_seconds_ = waited_ = utilisation_sum_ = 0;
   samples_ = utilisation_count_ = 0;
 }
 
@@ -47,10 +47,19 @@ void ResourceLog::OnStepEnd(StepInfo& info) {
   }
 }
 
-void ResourceLog::OnValidationStart() {
-  if (!std::exchange(training_, false)) return;  // a test after the training
-  here_seconds_ = std::chrono::duration<double>(Clock::now() - start_).count();
-  waited_ = Waited() - waited_;
+void ResourceLog::OnValidationStart() { Pause(); }
+
+void ResourceLog::OnValidationEnd() {
+  start_ = Clock::now();
+  waited_before_ = Waited();
+  training_ = true;
+}
+
+/// Adds what the training took since it began or went on.
+void ResourceLog::Pause() {
+  if (!std::exchange(training_, false)) return;
+  here_seconds_ += std::chrono::duration<double>(Clock::now() - start_).count();
+  waited_ += Waited() - waited_before_;
 }
 
 std::string ResourceLog::Line(size_t epoch) const {
@@ -72,6 +81,7 @@ std::string ResourceLog::Line(size_t epoch) const {
 }
 
 void ResourceLog::OnEpochEnd(const EpochInfo& info) {
+  Pause();
   absl::Status written;
   for (const std::string& line : GatherString(Line(info.epoch), group_)) {  // none but on rank 0
     written.Update(file_.Add(line));

@@ -46,12 +46,14 @@ class ResourceLog : public TrainObserver {
   void OnEpochStart(size_t epoch) override;
   void OnStepEnd(StepInfo& info) override;
   void OnValidationStart() override;
+  void OnValidationEnd() override;
   void OnEpochEnd(const EpochInfo& info) override;
 
  private:
   using Clock = std::chrono::steady_clock;
 
   double Waited() const { return options_.data_wait_seconds ? options_.data_wait_seconds() : 0; }
+  void Pause();
   std::string Line(size_t epoch) const;
 
   const ResourceLogOptions options_;
@@ -62,8 +64,9 @@ class ResourceLog : public TrainObserver {
   // Of this epoch.
   Clock::time_point start_, last_sample_;
   bool training_ = false;
-  double here_seconds_ = 0, waited_ = 0;  // in this process, which may have taken the epoch up in its middle
-  double seconds_ = 0;                    // of the whole epoch's training
+  double here_seconds_ = 0, waited_ = 0,
+         waited_before_ = 0;  // in this process, which may have taken the epoch up in its middle
+  double seconds_ = 0;        // of the whole epoch's training
   int64_t samples_ = 0;
   double utilisation_sum_ = 0;
   int utilisation_count_ = 0;

@@ -8,7 +8,8 @@ namespace lockstep {
 struct RunLimits {
   size_t min_epochs = 0;  ///< The stop criterion isn't heard before.
   /// Steps of the optimizer, counted over a run and its resumed parts. A run that ends inside an epoch is saved there,
-  /// and goes on from there with a higher limit.
+  /// and goes on from there with a higher limit. With joinables the epoch goes on to its end once a rank is out of
+  /// batches.
   size_t max_steps = 0;
   double max_minutes = 0;  ///< Of Fit, by rank 0's clock; heard a batch later.
 

@@ -108,7 +108,9 @@ class Trainer {
       fit_start_ = Clock::now();
       const bool is_new = epoch() == 1 && step() == 0;
       absl::StatusOr<bool> stop = keeper_.Start();
-      if (stop.ok()) stop = *stop && epoch() > options_.limits.min_epochs;
+      // Where a run stopped inside an epoch, that one is still the current one.
+      const size_t epochs = epoch() - (keeper_.progress().in_epoch ? 0 : 1);
+      if (stop.ok()) stop = *stop && epochs >= options_.limits.min_epochs;
       if (stop.ok() && is_new && options_.limits.sanity_batches > 0) {
         const auto sane = Evaluate(*pieces_.validation, "sanity_", options_.limits.sanity_batches);
         if (!sane.ok()) stop = sane.status();
@@ -140,8 +142,9 @@ class Trainer {
   /// batches of each rank, unless it is 0. Collective.
   absl::StatusOr<std::map<std::string, double>> Evaluate(BatchSource<Batch>& source, const std::string& prefix,
                                                          size_t limit = 0) {
+    ValidationScope scope(*this);
     auto means = Means(source, prefix, limit);
-    Tell([](TrainObserver& o) { o.OnValidationEnd(); });
+    scope.End();
     return means;
   }
 
@@ -149,9 +152,10 @@ class Trainer {
   /// GatherForMetrics brings the ranks' shares into the data set's order.
   template <typename Output>
   std::vector<Output> Predict(BatchSource<Batch>& source, const std::function<Output(Batch&)>& step) {
+    ValidationScope scope(*this);
     std::vector<Output> outputs;
     ForEachBatch(source, options_.limits.test_batches, [&](Batch& batch) { outputs.push_back(step(batch)); });
-    Tell([](TrainObserver& o) { o.OnValidationEnd(); });
+    scope.End();
     return outputs;
   }
 
@@ -174,6 +178,25 @@ class Trainer {
     ForEachBatch(source, limit, [&](Batch& batch) { Count(pieces_.eval_step(batch), sums); });
     return sums.FiniteMeans(prefix, pieces_.group);
   }
+
+  /// From OnValidationStart, which ForEachBatch tells, to OnValidationEnd, which is told whatever happens between.
+  class ValidationScope {
+   public:
+    explicit ValidationScope(Trainer& trainer) : trainer_(trainer) {}
+    ~ValidationScope() {
+      if (!ended_) trainer_.TellInTrouble([](TrainObserver& o) { o.OnValidationEnd(); });
+    }
+    ValidationScope(const ValidationScope&) = delete;
+    ValidationScope& operator=(const ValidationScope&) = delete;
+    void End() {
+      ended_ = true;
+      trainer_.Tell([](TrainObserver& o) { o.OnValidationEnd(); });
+    }
+
+   private:
+    Trainer& trainer_;
+    bool ended_ = false;
+  };
 
   template <typename F>
   void ForEachBatch(BatchSource<Batch>& source, size_t limit, const F& use) {
@@ -210,10 +233,13 @@ class Trainer {
     Tell([&](TrainObserver& o) { o.OnEpochStart(epoch); });
     LOCKSTEP_ASSIGN_OR_RETURN(const bool whole, TrainEpoch());
     bool stop = stopped_in_epoch_;
-    if (!stop) {
+    const size_t step = keeper_.progress().step;
+    if (whole || info_.epoch != epoch || info_.step != step) {  // else it was judged in this very place
       const size_t every = options_.limits.validate_every_epochs;
-      const bool over = !whole || epoch == options_.epochs || StepsAreOver();
-      LOCKSTEP_ASSIGN_OR_RETURN(stop, Judge(/*step=*/0, over || (every > 0 && epoch % every == 0), whole));
+      const bool over = !whole || stop || epoch == options_.epochs || StepsAreOver();
+      LOCKSTEP_ASSIGN_OR_RETURN(
+          const bool wanted, Judge(whole ? 0 : step, over || (every > 0 && epoch % every == 0), /*ends_epoch=*/whole));
+      stop |= wanted;
     }
     Tell([&](TrainObserver& o) { o.OnEpochEnd(info_); });
     // What ends inside an epoch has been saved there.
@@ -239,7 +265,9 @@ class Trainer {
     const double train_seconds = Seconds();
     const double samples = info_.metrics["train_samples"];
     info_.metrics.erase("train_samples");
+    std::optional<ValidationScope> scope;
     if (validate) {
+      scope.emplace(*this);
       LOCKSTEP_ASSIGN_OR_RETURN(auto validated, Means(*pieces_.validation, "val_", options_.limits.validation_batches));
       validated.erase("val_samples");
       info_.metrics.merge(validated);
@@ -251,7 +279,7 @@ class Trainer {
       info_.metrics["skipped_steps"] = static_cast<double>(progress.skipped);
     }
     if (ends_epoch && pieces_.scheduler != nullptr && !options_.schedule_each_step) {
-      LOCKSTEP_RETURN_IF_ERROR(StepSchedule(*pieces_.scheduler, info_.metrics));
+      LOCKSTEP_RETURN_IF_ERROR(StepSchedule(*pieces_.scheduler, info_.metrics, /*may_lack_it=*/!validate));
     }
 
     // One decision for all: they stop after the same step, also with a criterion that differs between ranks.
@@ -269,7 +297,7 @@ class Trainer {
     info_.metrics["seconds"] = Seconds();
     Tell([&](TrainObserver& o) { o.OnValidated(info_); });
     if (info_.improved) LOCKSTEP_RETURN_IF_ERROR(Save(options_.best_path, progress.epoch));
-    if (validate) Tell([](TrainObserver& o) { o.OnValidationEnd(); });
+    if (scope) scope->End();
     return stop;
   }
 
@@ -409,11 +437,16 @@ class Trainer {
   /// Since the epoch's training began, without the time in which the run stood still.
   double Seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
-  /// What an observer throws now must not hide what it is told.
   void TellException(const std::string& what) {
+    TellInTrouble([&](TrainObserver& o) { o.OnException(what); });
+  }
+
+  /// What an observer throws now must not hide what went wrong before.
+  template <typename F>
+  void TellInTrouble(F&& what) {
     for (auto* observer : pieces_.observers) {
       try {
-        observer->OnException(what);
+        what(*observer);
       } catch (const std::exception&) {
       }
     }

@@ -24,8 +24,6 @@ void AddTrainerFields(const std::string& prefix, TrainerOptions& options, Config
   };
 
   add("schedule_each_step", &options.schedule_each_step, "the schedule steps with the optimizer, not after each epoch");
-  add("best_failure_is_error", &options.best_failure_is_error,
-      "training ends when the best state can't be written; else a warning");
 
   RunLimits& limits = options.limits;
   add("limits.min_epochs", &limits.min_epochs, "the stop criterion isn't heard before");
@@ -33,7 +31,7 @@ void AddTrainerFields(const std::string& prefix, TrainerOptions& options, Config
   not_negative("limits.max_minutes", &limits.max_minutes, "time at most; 0: any");
   add("limits.train_batches", &limits.train_batches, "training batches of an epoch, on each rank; 0: all");
   add("limits.validation_batches", &limits.validation_batches, "batches of a validation, on each rank; 0: all");
-  add("limits.test_batches", &limits.test_batches, "batches of a test, on each rank; 0: all");
+  add("limits.test_batches", &limits.test_batches, "batches of a test or prediction, on each rank; 0: all");
   add("limits.overfit_batches", &limits.overfit_batches,
       "train on the same few batches in each epoch, and validate on as many; 0: no");
   add("limits.fast_dev_run", &limits.fast_dev_run, "try everything on so many batches and save nothing; 0: no");
@@ -54,10 +52,6 @@ void AddTrainerFields(const std::string& prefix, TrainerOptions& options, Config
 
   add("finite.every", &options.finite.every, "steps after which losses are looked at; 0: at an epoch's end");
   add("finite.max_skipped_steps", &options.finite.max_skipped_steps, "steps in a row that the scaler may skip; 0: any");
-
-  add("join.divide_by_initial_world_size", &options.join.divide_by_initial_world_size,
-      "in a join, gradients are divided by the world size throughout");
-  add("join.stop_with_first", &options.join.stop_with_first, "a join ends when the first rank has no more batches");
 
   CheckpointIntervals& checkpoints = options.run.checkpoints;
   add("checkpoints.steps", &checkpoints.steps, "steps between checkpoints; 0: not by steps");

@@ -15,7 +15,7 @@ namespace lockstep {
 /// `get_ema_multi_avg_fn(decay)`: after each step average = decay · average + (1 − decay) · parameter, the first step's
 /// is a copy. Validations, tests and the best state see the average in the module's place; training goes on with the
 /// module's own. Buffers are the module's. Give it to the trainer as an observer and, to resume, among
-/// TrainingParts::others.
+/// TrainingParts::others. A run that goes on from the best state goes on from the average.
 class WeightAverage : public TrainObserver, public Stateful {
  public:
   /// `module` outlives it. Throws c10::Error unless 0 <= decay < 1.

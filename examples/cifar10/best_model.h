@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <string>
+#include <vector>
 
 #include "lockstep/trainer/observer.h"
 
@@ -12,22 +13,21 @@ namespace cifar10 {
 /// before goes. On rank 0.
 class BestModel : public lockstep::TrainObserver {
  public:
-  BestModel(std::string folder, std::string name, torch::nn::Module& module)
-      : folder_(std::move(folder)), name_(std::move(name)), module_(module) {}
+  /// `failure_is_error`: whether a file that can't be written ends the training; else a warning.
+  BestModel(std::string folder, std::string name, torch::nn::Module& module, bool failure_is_error);
 
   void OnValidated(const lockstep::EpochInfo& info) override;
 
-  /// The newest file; empty: there is none yet.
+  /// The newest file, also of the run before it was resumed; empty: there is none yet.
   const std::string& path() const { return path_; }
-  double accuracy() const { return accuracy_; }
 
  private:
-  void RemoveOthers() const;
+  std::vector<std::string> Files() const;
 
   const std::string folder_, name_;
   torch::nn::Module& module_;
+  const bool failure_is_error_;
   std::string path_;
-  double accuracy_ = 0;
 };
 
 }  // namespace cifar10

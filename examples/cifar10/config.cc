@@ -163,7 +163,7 @@ void AddFields(Config& c, lockstep::ConfigFields& fields) {
   AddTrainerFields("trainer.", c.trainer, fields);
   count("patience", &c.patience, 0, 1 << 30,
         "validations without a better accuracy until the training stops; 0: it doesn't");
-  fields.Add("seed", reinterpret_cast<size_t*>(&c.seed), "of weights, order of samples, and all that is drawn");
+  fields.Add("seed", &c.seed, "of weights, order of samples, and all that is drawn");
   count("log_every", &c.log_every, 0, 1 << 30, "steps between lines; 0: a progress bar");
   count("keep_last", &c.keep_last, 0, 1 << 30, "checkpoints that are kept besides the best; 0: all");
   fields.Add("save_failure_is_error", &c.save_failure_is_error, "else a checkpoint that can't be written is a warning");

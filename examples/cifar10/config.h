@@ -35,8 +35,7 @@ struct Config {
   lockstep::TrainerOptions trainer;
   size_t patience = 0;
 
-  uint64_t seed = 1;
-  size_t log_every = 20, keep_last = 2;
+  size_t seed = 1, log_every = 20, keep_last = 2;
   bool save_failure_is_error = true, tensorboard = true, deterministic = false;
   int threads = 0;
   std::string backend = "auto";
@@ -46,7 +45,7 @@ struct Config {
   int64_t synthetic = 0;  ///< Training pictures of a stand-in data set; 0: the real one.
   std::string resume;     ///< latest, best, or a file; empty: a new run.
   int nproc_per_node = 0;
-  std::string program;    ///< The last part of argv[0].
+  std::string program;  ///< The last part of argv[0].
 
   std::string run_folder() const { return save_dir + "/" + program; }
 };

@@ -40,7 +40,9 @@ absl::StatusOr<std::string> Prepare(const Config& config) {
   }
   // Of one size and seed each, so that no run changes what another one reads.
   const std::string folder = absl::StrCat(config.data, "/synthetic-", config.synthetic, "-", config.seed);
-  if (lockstep::FindCifar10(folder).ok()) return folder;
+  std::error_code ignored;
+  if (std::filesystem::exists(folder + "/cifar-10-batches-bin/batches.meta.txt", ignored))
+    return folder;  // written last
   LOCKSTEP_RETURN_IF_ERROR(
       lockstep::WriteSyntheticCifar10(folder, config.synthetic, config.synthetic / 5, config.seed));
   return folder;

@@ -23,6 +23,7 @@
 #include "lockstep/checkpoint/early_stopping.h"
 #include "lockstep/checkpoint/pretrained.h"
 #include "lockstep/checkpoint/pth.h"
+#include "lockstep/checkpoint/save_failure.h"
 #include "lockstep/comm/agree.h"
 #include "lockstep/data/device_source.h"
 #include "lockstep/data/timed_source.h"
@@ -107,7 +108,11 @@ absl::Status Train(const Config& config, const lockstep::ConfigFields& fields, c
   const at::Device device = plan.device_index >= 0
                                 ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(plan.device_index))
                                 : at::Device(at::kCPU);
-  LOCKSTEP_ASSIGN_OR_RETURN(const std::string resume_path, OpenRunFolder(config, plan.environment, group));
+  const bool dry = config.trainer.limits.fast_dev_run > 0;  // nothing is written
+  std::string resume_path;
+  if (!dry) {
+    LOCKSTEP_ASSIGN_OR_RETURN(resume_path, OpenRunFolder(config, plan.environment, group));
+  }
   LOCKSTEP_ASSIGN_OR_RETURN(Data data, OpenData(config, plan, group));
   lockstep::DeviceSource train(*data.train, device), validation(*data.validation, device);
   lockstep::TimedSource<TensorBatch> timed(train);
@@ -132,14 +137,20 @@ absl::Status Train(const Config& config, const lockstep::ConfigFields& fields, c
       torch::optim::SGDOptions(config.lr).momentum(config.momentum).weight_decay(config.weight_decay));
 
   lockstep::TrainerOptions options = config.trainer;
-  const size_t batches = data.train->num_batches(), window = options.gradients.accumulate;
+  const lockstep::RunLimits limits = options.limits.Effective();
+  const size_t window = options.gradients.accumulate;
+  size_t batches = data.train->num_batches();
+  if (limits.train_batches > 0) batches = std::min(batches, limits.train_batches);
   lockstep::ScheduleOptions schedule_options = config.schedule;
   if (!schedule_options.total_steps &&
       (schedule_options.kind == "cosine" || schedule_options.kind == "linear" ||
        schedule_options.kind == "polynomial" || schedule_options.kind == "cosine_annealing" ||
        schedule_options.kind == "one_cycle")) {
-    const size_t of_epoch = options.schedule_each_step ? (batches + window - 1) / window : 1;
-    schedule_options.total_steps = static_cast<int64_t>(of_epoch * options.epochs);
+    const size_t of_epoch = (batches + window - 1) / window;
+    size_t total = of_epoch * options.epochs;
+    if (limits.max_steps > 0) total = std::min(total, limits.max_steps);
+    if (!options.schedule_each_step) total = (total + of_epoch - 1) / of_epoch;
+    schedule_options.total_steps = static_cast<int64_t>(std::max<size_t>(total, 1));
   }
   const auto schedule = lockstep::MakeSchedule(schedule_options, optimizer);
   LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(schedule.status(), group));
@@ -174,14 +185,15 @@ absl::Status Train(const Config& config, const lockstep::ConfigFields& fields, c
   saving.monitor = stopping.monitor;
   saving.more_is_better = true;
   saving.failure_is_error = config.save_failure_is_error;
-  lockstep::Checkpointer checkpointer(saving, writer, group);
+  std::optional<lockstep::Checkpointer> checkpointer;
+  if (!dry) checkpointer.emplace(saving, writer, group);
   lockstep::MeanPrinter printer(group, config.log_every);
   lockstep::ProgressPrinter bar(rank, world_size);
-  lockstep::MetricsLog log(folder, std::max<size_t>(config.log_every, 1), config.save_failure_is_error);
-  lockstep::TensorBoardLog tensor_board(folder, std::max<size_t>(config.log_every, 1), config.save_failure_is_error);
+  lockstep::MetricsLog log(folder, config.log_every, config.save_failure_is_error);
+  lockstep::TensorBoardLog tensor_board(folder, config.log_every, config.save_failure_is_error);
   lockstep::ResourceLog resources({folder, device, [&] { return timed.seconds(); }, config.save_failure_is_error},
                                   group);
-  BestModel best(folder, config.program, *model);
+  BestModel best(folder, config.program, *model, config.save_failure_is_error);
   MemoryPrinter memory(device, group);
   lockstep::BufferSync buffer_sync(ddp);
 
@@ -196,13 +208,12 @@ absl::Status Train(const Config& config, const lockstep::ConfigFields& fields, c
   pieces.validation = &validation;
   pieces.writer = &writer;
   pieces.scheduler = schedule->get();
-  pieces.checkpointer = &checkpointer;
+  if (checkpointer) pieces.checkpointer = &*checkpointer;
   pieces.signals = &signals;
   pieces.group = group;
   if (average) pieces.observers.push_back(&*average);
   if (!config.sync_batch_norm) pieces.observers.push_back(&buffer_sync);
   pieces.observers.push_back(config.log_every > 0 ? static_cast<lockstep::TrainObserver*>(&printer) : &bar);
-  const bool dry = options.limits.fast_dev_run > 0;
   if (!dry) pieces.observers.push_back(&resources);
   if (rank == 0) {
     if (!dry) pieces.observers.insert(pieces.observers.end(), {&log, &best});
@@ -240,7 +251,7 @@ absl::Status Train(const Config& config, const lockstep::ConfigFields& fields, c
   absl::Status reported;
   if (rank == 0) {
     const std::chrono::duration<double> duration = std::chrono::steady_clock::now() - start;
-    if (!best.path().empty()) absl::PrintF("best accuracy: %.4f, %s\n", best.accuracy(), best.path());
+    if (!dry && !best.path().empty()) absl::PrintF("best model: %s\n", best.path());
     const std::string title =
         absl::StrFormat("%s: %s, %.2f GB, %.1f s", config.program, config.model, memory.gigabytes(), duration.count());
     if (!dry) {
@@ -254,7 +265,7 @@ absl::Status Train(const Config& config, const lockstep::ConfigFields& fields, c
     absl::PrintF("duration: %.1f s\n", duration.count());
     std::fflush(stdout);
   }
-  return lockstep::AgreeOnStatus(reported, group);
+  return lockstep::ErrorOrWarning(lockstep::AgreeOnStatus(reported, group), config.save_failure_is_error, group);
 }
 
 }  // namespace cifar10

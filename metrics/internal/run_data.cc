@@ -129,8 +129,7 @@ struct StepScale {
   }
 };
 
-absl::StatusOr<bool> ReadSteps(const std::string& path, RunData& run) {
-  StepScale scale;
+absl::StatusOr<bool> ReadSteps(const std::string& path, StepScale& scale, RunData& run) {
   const auto measure = [&](const Json& line) {
     const double step = Count(line, "step");
     if (step > scale.steps) scale.steps = step;
@@ -157,14 +156,18 @@ absl::StatusOr<bool> ReadSteps(const std::string& path, RunData& run) {
   return true;
 }
 
-absl::StatusOr<bool> ReadEpochs(const std::string& path, RunData& run) {
+/// A line with a step is of a validation inside its epoch; `seconds` count from the epoch's begin.
+absl::StatusOr<bool> ReadEpochs(const std::string& path, const StepScale& scale, RunData& run) {
   size_t lost = 0;
+  double last_epoch = 0, epoch_seconds = 0;
   const auto add = [&](const Json& line) {
     const double epoch = Count(line, "epoch");
     if (std::isnan(epoch)) {
       ++lost;
       return;
     }
+    const double step = Count(line, "step");
+    const double x = std::isnan(step) ? epoch : scale.Position(epoch, step, 0);
     for (const auto& [name, value] : line.items()) {
       if (!absl::StartsWith(name, "train_") && !absl::StartsWith(name, "val_") && name != "learning_rate") continue;
       auto found = run.epochs.find(name);
@@ -172,10 +175,15 @@ absl::StatusOr<bool> ReadEpochs(const std::string& path, RunData& run) {
         if (run.epochs.size() == kMostCurves) continue;
         found = run.epochs.emplace(name, ThinnedCurve()).first;
       }
-      found->second.Add(epoch, Number(line, name.c_str()));
+      found->second.Add(x, Number(line, name.c_str()));
     }
     const double seconds = Count(line, "seconds");
-    if (!std::isnan(seconds)) run.seconds = std::max(run.seconds, 0.) + seconds;
+    if (epoch != last_epoch) epoch_seconds = 0;
+    last_epoch = epoch;
+    if (!std::isnan(seconds)) {
+      run.seconds = std::max(run.seconds, 0.) + seconds - epoch_seconds;
+      epoch_seconds = seconds;
+    }
     run.last_epoch.clear();
     Flatten(line, "", run.last_epoch);
   };
@@ -263,8 +271,9 @@ absl::StatusOr<RunData> ReadRun(const std::string& folder) {
   run.name = name.filename().string();
   if (run.name.empty() || run.name == "." || run.name == "..") run.name = fs::absolute(folder, error).string();
   run.name = Shortened(run.name, 60);
-  LOCKSTEP_ASSIGN_OR_RETURN(const bool epochs, ReadEpochs(folder + "/metrics.jsonl", run));
-  LOCKSTEP_ASSIGN_OR_RETURN(const bool steps, ReadSteps(folder + "/steps.jsonl", run));
+  StepScale scale;
+  LOCKSTEP_ASSIGN_OR_RETURN(const bool steps, ReadSteps(folder + "/steps.jsonl", scale, run));
+  LOCKSTEP_ASSIGN_OR_RETURN(const bool epochs, ReadEpochs(folder + "/metrics.jsonl", scale, run));
   if (!epochs && !steps) {
     return absl::NotFoundError(
         absl::StrCat("folder ", folder, ": no run's, it has neither a metrics.jsonl nor a steps.jsonl"));

@@ -128,6 +128,12 @@ class Report(unittest.TestCase):
             self.assertIn(text, page.words)
         self.assertIn("best validation accuracy 0.8  ·  duration 30.0 s  ·  peak memory 2.00 GiB a rank", page.words)
 
+    def test_validations_inside_an_epoch_have_their_place_and_count_no_time_twice(self):
+        inside = [{"epoch": e, "step": 5, "val_loss": 1.5, "val_accuracy": 0.5, "seconds": 6} for e in (1, 2)]
+        whole = epochs(2)
+        page = self.report(self.write("mine", metrics=[inside[0], whole[0], inside[1], whole[1]], steps=steps(2, 10)))
+        self.assertIn("duration 20.0 s", " ".join(page.words))
+
     def test_several_runs_are_told_apart(self):
         first, second = (self.write(name, config='{"lr": %d}' % lr, metrics=epochs(3)) for name, lr in (("a", 1), ("b/a", 2)))
         page = self.report(first, second)

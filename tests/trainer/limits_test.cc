@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "lockstep/optim/reduce_on_plateau.h"
 #include "lockstep/trainer/run_limits.h"
 #include "lockstep/trainer/trainer.h"
 #include "training_run.h"
@@ -147,6 +149,47 @@ TEST(RunLimits, ValidatesInsideEpochsAndMayStopThere) {
   EXPECT_EQ(stopped.diary.steps, 4);
   EXPECT_EQ(stopped.diary.epochs, 1);
   EXPECT_EQ(stopped.diary.reason, "seen enough");
+}
+
+TEST(RunLimits, AnEndWhereItWasJustValidatedIsNotValidatedAgain) {
+  LimitedRun run;
+  run.options.limits.validate_every_steps = 2;
+  run.options.limits.max_steps = 4;
+  ASSERT_TRUE(run.Fit().ok());
+  EXPECT_EQ(run.diary.places, (std::vector<size_t>{2, 4}));
+  EXPECT_EQ(run.diary.epochs, 1);
+  LimitedRun other;
+  other.options.limits.max_steps = 3;
+  ASSERT_TRUE(other.Fit().ok());
+  EXPECT_EQ(other.diary.places, std::vector<size_t>{3});
+}
+
+TEST(RunLimits, AScheduleThatGoesByAMetricWaitsForAValidation) {
+  LimitedRun run;
+  ReduceOnPlateauOptions plateau;
+  plateau.patience = 0;
+  plateau.threshold = 1e9;  // nothing but the first is an improvement
+  plateau.threshold_mode = ReduceOnPlateauOptions::ThresholdMode::kAbs;
+  ReduceOnPlateau schedule(*run.optimizer, plateau);
+  run.pieces.scheduler = &schedule;
+  run.options.epochs = 6;
+  run.options.limits.validate_every_epochs = 2;
+  const absl::Status status = run.Fit();
+  ASSERT_TRUE(status.ok()) << status;
+  // The first of three validations is the best, the others reduce.
+  EXPECT_NEAR(schedule.Rates()[0], 0.05 * 0.1 * 0.1, 1e-12);
+}
+
+TEST(RunLimits, AnErrorInAValidationEndsIt) {
+  LimitedRun run;
+  struct Ends : TrainObserver {
+    void OnValidationEnd() override { ++ends; }
+    int ends = 0;
+  } ends;
+  run.pieces.observers.push_back(&ends);
+  run.pieces.eval_step = [](at::Tensor& x) -> StepOutput { throw std::runtime_error("a broken picture"); };
+  EXPECT_THROW(run.Fit().IgnoreError(), std::runtime_error);
+  EXPECT_EQ(ends.ends, 1);
 }
 
 TEST(RunLimits, ModuleTrainsOnAfterAValidationInsideAnEpoch) {
