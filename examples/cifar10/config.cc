@@ -69,7 +69,7 @@ void AddScheduleFields(lockstep::ScheduleOptions& s, lockstep::ConfigFields& fie
              "constant, linear, cosine, step, multi_step, exponential, polynomial, cosine_annealing, one_cycle, "
              "reduce_on_plateau");
   fields.Add("schedule.warmup_steps", &s.warmup_steps, "steps until the whole learning rate");
-  fields.Add("schedule.total_steps", &s.total_steps, "null: those of all epochs, where the kind wants it");
+  fields.Add("schedule.total_steps", &s.total_steps, "null: those of all epochs, or max_steps, where the kind wants it");
   fields.Add("schedule.num_cycles", &s.num_cycles, "of cosine");
   fields.Add("schedule.step_size", &s.step_size, "of step");
   fields.Add("schedule.gamma", &s.gamma, "of step, multi_step and exponential");

@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "lockstep/base/atomic_file.h"
+#include "lockstep/base/folder_lock.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/comm/agree.h"
@@ -21,7 +22,10 @@ namespace fs = std::filesystem;
 absl::StatusOr<std::string> Open(const Config& config, const lockstep::DistributedEnvironment& environment) {
   const fs::path folder = config.run_folder(), checkpoints = folder / "checkpoints", launch = folder / "launch_id";
   std::error_code error;
-  const bool has_run = fs::exists(folder / "metrics.jsonl", error);
+  LOCKSTEP_RETURN_IF_ERROR(lockstep::LockFolder(folder.string()));
+  const bool has_run =
+      (fs::exists(folder / "metrics.jsonl", error) && fs::file_size(folder / "metrics.jsonl", error) > 0) ||
+      fs::exists(checkpoints / "latest", error);
   std::ifstream file(launch);
   const std::string launched_by{std::istreambuf_iterator<char>(file), {}};
   const bool again = environment.restarts > 0 && launched_by == environment.launch_id;

@@ -6,9 +6,6 @@
 #include <absl/time/clock.h>
 #include <absl/time/time.h>
 
-#include <fcntl.h>
-#include <sys/file.h>
-
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -17,6 +14,7 @@
 #include <system_error>
 
 #include "lockstep/base/atomic_file.h"
+#include "lockstep/base/folder_lock.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/checkpoint/pth.h"
@@ -195,20 +193,6 @@ absl::StatusOr<RunFolder> PlanRunFolder(const Config& config, const lockstep::Di
   return run;
 }
 
-namespace {
-
-/// One run at a time in a folder. The lock is on the folder itself, leaves no file and ends with this process.
-absl::Status LockFolder(const std::string& folder) {
-  std::error_code ignored;
-  fs::create_directories(folder, ignored);
-  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0)
-    return absl::OkStatus();  // what is wrong with it shows when it is used
-  return absl::AlreadyExistsError(absl::StrCat("run folder ", folder, ": another run is using it"));
-}
-
-}  // namespace
-
 std::string ResumedConfig(const lockstep::Value& checkpoint, const RunFolder& run) {
   const std::string saved = ConfigIn(checkpoint);
   return saved.empty() ? ReadText(fs::path(run.resumed_run) / "config.json") : saved;
@@ -223,7 +207,7 @@ absl::StatusOr<RunFolder> OpenRunFolder(const Config& config, const lockstep::Di
     status = planned.status();
     if (status.ok()) {
       run = *std::move(planned);
-      status = LockFolder(run.folder);
+      status = lockstep::LockFolder(run.folder);
     }
     // Whether they can be written to: better known now than after the first epoch.
     if (status.ok()) status = lockstep::AtomicFile(run.checkpoints + "/latest").Open();

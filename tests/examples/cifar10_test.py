@@ -116,7 +116,8 @@ class Cifar10(unittest.TestCase):
     def test_workers_and_ranks_draw_the_same_and_a_resumed_run_ends_the_same(self):
         options = (*TINY, "--set=flip=0.5", "--set=random_erasing=0.5", "--set=mixup=0.4", "--set=ema=0.9",
                    "--set=trainer.gradients.accumulate=2", "--set=trainer.checkpoints.steps=1", "--set=keep_last=0",
-                   "--set=label_smoothing=0.1", "--set=trainer.gradients.max_grad_norm=1")
+                   "--set=label_smoothing=0.1", "--set=trainer.gradients.max_grad_norm=1",
+                   "--set=schedule.total_steps=10")  # also where max_steps ends the run
         self.run_ok(*options, "--set=num_workers=0")
         whole, first = metrics(self.where), self.where
         self.where = folder()
@@ -161,6 +162,18 @@ class Cifar10(unittest.TestCase):
         self.run_fails(argv=[PROGRAM, "--cfg=" + wrong], expected="wrong.yaml:2:1: unknown key 'batchsize'; did you mean 'batch_size'?")
         self.run_ok(*TINY, "--set=epoch=1")
         self.run_fails(*TINY, expected="go on with it (--resume=latest)")
+
+    def test_a_folder_has_one_run_at_a_time_and_a_run_without_a_checkpoint_begins_anew(self):
+        first = subprocess.Popen(command(self.where, *TINY, "--set=epoch=1000", "--set=trainer.checkpoints.epochs=0"), env=ENV,
+                                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for line in first.stdout:
+            if line.startswith("epoch: 1, step: 2/"):
+                break
+        self.run_fails(*TINY, expected="another run is using it")
+        first.kill()  # its ranks go with it
+        first.communicate()
+        self.run_ok(*TINY)
+        self.assertEqual(len(metrics(self.where)), 2)
 
     def test_the_jobs_own_configuration_is_found_and_can_be_printed(self):
         result = run([PROGRAM, "--print_config"], cwd=os.getcwd())
