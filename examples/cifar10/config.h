@@ -19,7 +19,7 @@ struct Config {
   size_t batch_size = 128;  ///< Of all ranks together.
   size_t num_workers = 2;
   double lr = 0.01, momentum = 0.9, weight_decay = 5e-4;
-  std::string save_dir = "runs", data = "data";
+  std::string save_dir = "runs", data = "datasets";
   bool shared_folder = false;
 
   std::string model = "resnet50", pretrained;

@@ -31,7 +31,8 @@ class Training(unittest.TestCase):
         self.assertRegex(result.stdout, r"2 ranks on the CPU, \d+ threads? each")
         self.assertRegex(result.stdout, r"\ntest accuracy: 0\.\d{4}\n|\ntest accuracy: 1\.0000\n")
         self.assertRegex(result.stdout, r"\ntotal time: [\d.]+ s\n")
-        self.assertEqual(sorted(os.listdir(run_dir)), ["checkpoints", "cnn.pt", "config.json", "metrics.jsonl", "steps.jsonl"])
+        self.assertEqual(sorted(os.listdir(run_dir)), ["checkpoints", "cnn.pt", "config.json", "metrics.jsonl", "ranks.jsonl", "report.html",
+                                                       "report.png", "report.svg", "steps.jsonl"])
         rows = metrics(run_dir)
         self.assertEqual([m["epoch"] for m in rows], list(range(1, 7)))
         for key in ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "learning_rate", "stop_counter") + TIMED:
