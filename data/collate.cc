@@ -32,6 +32,8 @@ at::Tensor Pad(const std::vector<at::Tensor>& parts, const char* what, double pa
   if (!vary) return Stack(parts, what);
   int64_t longest = 0;
   for (const auto& part : parts) {
+    TORCH_CHECK(part.scalar_type() == parts[0].scalar_type(), "collate: ", what, "s of types ", parts[0].scalar_type(),
+                " and ", part.scalar_type(), " in one batch");
     TORCH_CHECK(part.dim() > 0 && part.dim() == parts[0].dim() && part.sizes().slice(1) == parts[0].sizes().slice(1),
                 "collate: ", what, "s of shapes ", parts[0].sizes(), " and ", part.sizes(),
                 " differ in more than their first dimension");

@@ -57,6 +57,7 @@ Transform ResizeShorterSide(int64_t shorter_side, bool antialias) {
   return [=](TensorBatch batch, const BatchKeys&) {
     CheckPictures(batch.data, "Resize");
     const int64_t height = batch.data.size(2), width = batch.data.size(3);
+    TORCH_CHECK(height > 0 && width > 0, "ResizeShorterSide: pictures of ", height, "×", width);
     const bool tall = height > width;
     const int64_t longer = shorter_side * std::max(height, width) / std::min(height, width);
     batch.data = Resized(batch.data, tall ? longer : shorter_side, tall ? shorter_side : longer, antialias);
