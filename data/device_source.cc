@@ -5,7 +5,7 @@
 namespace lockstep {
 
 std::optional<TensorBatch> DeviceSource::Next() {
-  auto batch = source_.Next();
+  auto batch = WrappedSource::Next();
   if (!batch || device_.is_cpu()) return batch;
   TensorBatch pinned = PinMemory(*std::move(batch));
   return TensorBatch{pinned.data.to(device_, /*non_blocking=*/true), pinned.target.to(device_, /*non_blocking=*/true)};

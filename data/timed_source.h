@@ -3,33 +3,28 @@
 #include <chrono>
 #include <cstddef>
 #include <optional>
-#include <vector>
 
-#include "lockstep/data/batch_source.h"
+#include "lockstep/data/wrapped_source.h"
 
 namespace lockstep {
 
 /// A source that measures how long one waits for its batches; all else is the source's that it wraps, and doesn't own.
 template <typename Batch>
-class TimedSource : public BatchSource<Batch> {
+class TimedSource : public WrappedSource<Batch> {
  public:
-  explicit TimedSource(BatchSource<Batch>& source) : source_(source) {}
+  using WrappedSource<Batch>::WrappedSource;
 
   /// In Next and at the start of passes, of all passes together.
   double seconds() const { return std::chrono::duration<double>(waited_).count(); }
 
   void StartEpoch(size_t epoch) override {
     const Timer timer(waited_);
-    source_.StartEpoch(epoch);
+    WrappedSource<Batch>::StartEpoch(epoch);
   }
   std::optional<Batch> Next() override {
     const Timer timer(waited_);
-    return source_.Next();
+    return WrappedSource<Batch>::Next();
   }
-  size_t num_batches() const override { return source_.num_batches(); }
-  bool Skip(size_t batches) override { return source_.Skip(batches); }
-  std::optional<size_t> SamplesIn(size_t batches) const override { return source_.SamplesIn(batches); }
-  bool StartRest(size_t epoch, const std::vector<EpochPart>& done) override { return source_.StartRest(epoch, done); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -41,7 +36,6 @@ class TimedSource : public BatchSource<Batch> {
     const Clock::time_point begin = Clock::now();
   };
 
-  BatchSource<Batch>& source_;
   Clock::duration waited_{};
 };
 

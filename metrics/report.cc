@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/user_path.h"
 #include "lockstep/metrics/write_report.h"
 
 ABSL_FLAG(std::string, out, "", "what the files are called, without .html; default: report in the first run's folder");
@@ -22,11 +23,6 @@ ABSL_FLAG(std::string, title, "", "title of the picture; default: the run's name
 namespace {
 
 /// `bazel run` begins somewhere else.
-std::string UserPath(const std::string& path) {
-  const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
-  return folder == nullptr || path.empty() || path[0] == '/' ? path : absl::StrCat(folder, "/", path);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -41,8 +37,8 @@ int main(int argc, char** argv) {
     return 1;
   }
   std::vector<std::string> folders;
-  for (size_t i = 1; i < rest.size(); ++i) folders.push_back(UserPath(rest[i]));
-  const std::string out = UserPath(absl::GetFlag(FLAGS_out));
+  for (size_t i = 1; i < rest.size(); ++i) folders.push_back(lockstep::UserPath(rest[i]));
+  const std::string out = lockstep::UserPath(absl::GetFlag(FLAGS_out));
   const std::string prefix = out.empty() ? folders[0] + "/report" : out;
   std::vector<std::string> notes;
   const absl::Status written = lockstep::WriteReport(folders, prefix, {absl::GetFlag(FLAGS_title), &notes});

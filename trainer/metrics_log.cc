@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "lockstep/base/logging.h"
+#include "lockstep/trainer/log_failure.h"
 
 namespace lockstep {
 
@@ -33,7 +33,7 @@ void MetricsLog::OnStepEnd(StepInfo& info) {
   line["loss_scale"] = info.scaler == nullptr ? 1. : info.scaler->scale();
   line["skipped_steps"] = info.skipped;
   if (info.grad_norm.defined()) line["grad_norm"] = info.grad_norm.item<double>();
-  Check(steps_.Add(line.dump()));
+  ThrowOrWarn(steps_.Add(line.dump()), failure_is_error_);
 }
 
 void MetricsLog::OnValidated(const EpochInfo& info) {
@@ -47,13 +47,7 @@ void MetricsLog::OnValidated(const EpochInfo& info) {
       line[name] = value;
     }
   }
-  Check(metrics_.Add(line.dump()));
-}
-
-void MetricsLog::Check(const absl::Status& written) const {
-  if (written.ok()) return;
-  if (failure_is_error_) throw std::runtime_error(std::string(written.message()));
-  LOG(WARNING) << std::string(written.message());
+  ThrowOrWarn(metrics_.Add(line.dump()), failure_is_error_);
 }
 
 }  // namespace lockstep

@@ -11,10 +11,10 @@ namespace lockstep {
 
 /// Appends an object per epoch to `<folder>/metrics.jsonl` (epoch and every metric; also one per validation inside an
 /// epoch, with its step) and, every `every` steps, one to `<folder>/steps.jsonl` (epoch, step, steps of the epoch where
-/// known, loss, learning_rate, loss_scale, skipped_steps of the epoch so far, and grad_norm where gradients are clipped,
-/// of this rank). Numbers that are not finite are null. On one rank of a run. A line that can't be written throws, or is
-/// a warning. `images_per_second` and `seconds` are measured; all else is the same in every run with the same
-/// configuration.
+/// known, loss, learning_rate, loss_scale, skipped_steps of the epoch so far, and grad_norm where gradients are
+/// clipped, of this rank). Numbers that are not finite are null. On one rank of a run. A line that can't be written
+/// throws, or is a warning. `images_per_second` and `seconds` are measured; all else is the same in every run with the
+/// same configuration.
 class MetricsLog : public TrainObserver {
  public:
   /// `every` of 0: no steps.
@@ -31,8 +31,6 @@ class MetricsLog : public TrainObserver {
 
  private:
   absl::Status OpenSteps();
-  void Check(const absl::Status& written) const;
-
   const std::string folder_;
   const size_t every_;
   const bool failure_is_error_;

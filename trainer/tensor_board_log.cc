@@ -2,10 +2,9 @@
 
 #include <absl/strings/str_replace.h>
 
-#include <stdexcept>
 #include <vector>
 
-#include "lockstep/base/logging.h"
+#include "lockstep/trainer/log_failure.h"
 
 namespace lockstep {
 
@@ -27,19 +26,13 @@ void TensorBoardLog::OnStepEnd(StepInfo& info) {
       {"step/loss_scale", info.scaler == nullptr ? 1. : info.scaler->scale()},
       {"step/skipped_steps", static_cast<double>(info.skipped)}};
   if (info.grad_norm.defined()) scalars.emplace_back("step/grad_norm", info.grad_norm.item<double>());
-  Check(writer_.AddScalars(static_cast<int64_t>(total_steps_), scalars));
+  ThrowOrWarn(writer_.AddScalars(static_cast<int64_t>(total_steps_), scalars), failure_is_error_);
 }
 
 void TensorBoardLog::OnValidated(const EpochInfo& info) {
   std::vector<std::pair<std::string, double>> scalars;
   for (const auto& [name, value] : info.metrics) scalars.emplace_back("epoch/" + name, value);
-  Check(writer_.AddScalars(static_cast<int64_t>(total_steps_), scalars));
-}
-
-void TensorBoardLog::Check(const absl::Status& written) const {
-  if (written.ok()) return;
-  if (failure_is_error_) throw std::runtime_error(std::string(written.message()));
-  LOG(WARNING) << std::string(written.message());
+  ThrowOrWarn(writer_.AddScalars(static_cast<int64_t>(total_steps_), scalars), failure_is_error_);
 }
 
 }  // namespace lockstep

@@ -32,8 +32,6 @@ class TensorBoardLog : public TrainObserver {
   const std::string& path() const { return writer_.path(); }
 
  private:
-  void Check(const absl::Status& written) const;
-
   const std::string folder_;
   const size_t every_;
   const bool failure_is_error_;

@@ -14,6 +14,7 @@
 #include <filesystem>
 
 #include "lockstep/base/status_macros.h"
+#include "lockstep/base/user_path.h"
 #include "lockstep/comm/backend_choice.h"
 #include "lockstep/trainer/trainer_fields.h"
 
@@ -33,13 +34,6 @@ namespace cifar10 {
 namespace {
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
-
-/// A relative path as the user meant it, who may have started the program through `bazel run`.
-std::string UserPath(const std::string& path) {
-  const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
-  if (path.empty() || path[0] == '/' || folder == nullptr) return path;
-  return (std::filesystem::path(folder) / path).lexically_normal().string();
-}
 
 /// The index of a CUDA device such as `1` or `cuda:1`; -1 for what is none.
 int DeviceIndex(const std::string& device) {
@@ -69,7 +63,8 @@ void AddScheduleFields(lockstep::ScheduleOptions& s, lockstep::ConfigFields& fie
              "constant, linear, cosine, step, multi_step, exponential, polynomial, cosine_annealing, one_cycle, "
              "reduce_on_plateau");
   fields.Add("schedule.warmup_steps", &s.warmup_steps, "steps until the whole learning rate");
-  fields.Add("schedule.total_steps", &s.total_steps, "null: those of all epochs, or max_steps, where the kind wants it");
+  fields.Add("schedule.total_steps", &s.total_steps,
+             "null: those of all epochs, or max_steps, where the kind wants it");
   fields.Add("schedule.num_cycles", &s.num_cycles, "of cosine");
   fields.Add("schedule.step_size", &s.step_size, "of step");
   fields.Add("schedule.gamma", &s.gamma, "of step, multi_step and exponential");
@@ -189,7 +184,7 @@ absl::Status ParseConfig(int argc, char** argv, Config& config, lockstep::Config
   const auto positional = absl::ParseCommandLine(static_cast<int>(rest.size()) - 1, rest.data());
   if (positional.size() > 1) return Invalid(absl::StrCat("unexpected argument '", positional[1], "'"));
 
-  std::string file = UserPath(absl::GetFlag(FLAGS_cfg));
+  std::string file = lockstep::UserPath(absl::GetFlag(FLAGS_cfg));
   if (absl::GetFlag(FLAGS_cfg) == kDefaultConfig && !std::filesystem::exists(file)) {
     const std::filesystem::path program(argv[0]);
     for (const auto& folder :
@@ -224,15 +219,15 @@ absl::Status ParseConfig(int argc, char** argv, Config& config, lockstep::Config
     return Invalid(absl::StrCat("--synthetic=", config.synthetic, ": must be from 50 to 1000000 pictures"));
   }
   config.resume = absl::GetFlag(FLAGS_resume);
-  if (config.resume != "latest" && config.resume != "best") config.resume = UserPath(config.resume);
+  if (config.resume != "latest" && config.resume != "best") config.resume = lockstep::UserPath(config.resume);
   config.nproc_per_node = absl::GetFlag(FLAGS_nproc_per_node);
   if (config.nproc_per_node < 0 || config.nproc_per_node > 1024) {
     return Invalid(absl::StrCat("--nproc_per_node=", config.nproc_per_node, ": must be from 0 to 1024"));
   }
   config.program = std::filesystem::path(argv[0]).filename().string();
-  config.save_dir = UserPath(config.save_dir);
-  config.data = UserPath(config.data);
-  if (config.pretrained != "auto") config.pretrained = UserPath(config.pretrained);
+  config.save_dir = lockstep::UserPath(config.save_dir);
+  config.data = lockstep::UserPath(config.data);
+  if (config.pretrained != "auto") config.pretrained = lockstep::UserPath(config.pretrained);
   if (config.save_dir.empty()) return Invalid("save_dir: must name a folder");
   if (config.picture_size != 32 && config.resize < config.picture_size) {
     return Invalid(absl::StrCat("resize: ", config.resize, " is less than picture_size, ", config.picture_size));

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -90,6 +92,13 @@ class MemoryPrinter : public lockstep::TrainObserver {
   const lockstep::ProcessGroupPtr group_;
   int64_t bytes_ = 0;
 };
+
+absl::Status CopyFile(const std::string& from, const std::string& to) {
+  std::ifstream file(from, std::ios::binary);
+  const std::string contents{std::istreambuf_iterator<char>(file), {}};
+  if (!file) return absl::UnavailableError("file " + from + ": cannot be read");
+  return lockstep::WriteFileAtomically(to, contents);
+}
 
 absl::Status LoadWeights(const Config& config, torch::nn::Module& model, const lockstep::ProcessGroupPtr& group) {
   if (config.pretrained.empty()) return absl::OkStatus();
@@ -257,8 +266,10 @@ absl::Status Train(const Config& config, const lockstep::ConfigFields& fields, c
     if (!dry) {
       lockstep::ReportOptions report;
       report.title = title;
-      for (const std::string& prefix : {folder + "/report", config.save_dir + "/" + config.program}) {
-        if (reported.ok()) reported = lockstep::WriteReport({folder}, prefix, report);
+      reported = lockstep::WriteReport({folder}, folder + "/report", report);
+      for (const char* kind : {".html", ".svg", ".png"}) {
+        if (reported.ok())
+          reported = CopyFile(folder + "/report" + kind, config.save_dir + "/" + config.program + kind);
       }
       if (reported.ok()) absl::PrintF("report: %s/%s.html\n", config.save_dir, config.program);
     }

@@ -17,6 +17,7 @@
 #include <system_error>
 
 #include "lockstep/base/status_macros.h"
+#include "lockstep/base/user_path.h"
 #include "lockstep/comm/backend_choice.h"
 #include "lockstep/launch/devices.h"
 #include "lockstep/optim/learning_rate.h"
@@ -114,12 +115,6 @@ absl::Status AtMost(const char* flag, T value, T most) {
 
 }  // namespace
 
-std::string UserPath(const std::string& path) {
-  const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
-  if (path.empty() || path[0] == '/' || folder == nullptr) return path;
-  return (std::filesystem::path(folder) / path).lexically_normal().string();
-}
-
 absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   absl::SetProgramUsageMessage(
       "trains a ConvNet on MNIST-like pictures, one process per device.\n"
@@ -152,16 +147,16 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
   c.seed = absl::GetFlag(FLAGS_seed);
   c.master_addr = absl::GetFlag(FLAGS_master_addr);
   c.port = absl::GetFlag(FLAGS_port);
-  c.pt_path = UserPath(absl::GetFlag(FLAGS_pt_path));
+  c.pt_path = lockstep::UserPath(absl::GetFlag(FLAGS_pt_path));
   c.patience = absl::GetFlag(FLAGS_patience);
   c.nproc_per_node = absl::GetFlag(FLAGS_nproc_per_node);
   c.backend = absl::GetFlag(FLAGS_backend);
   c.amp = absl::GetFlag(FLAGS_amp);
   c.sync_batch_norm = absl::GetFlag(FLAGS_sync_batch_norm);
-  c.run_dir = UserPath(absl::GetFlag(FLAGS_run_dir));
+  c.run_dir = lockstep::UserPath(absl::GetFlag(FLAGS_run_dir));
   c.resume = absl::GetFlag(FLAGS_resume);
   if (c.resume.empty() && given("resume")) return Invalid("--resume=: say what to go on from");
-  if (c.resume != "latest" && c.resume != "best") c.resume = UserPath(c.resume);
+  if (c.resume != "latest" && c.resume != "best") c.resume = lockstep::UserPath(c.resume);
   c.log_every = absl::GetFlag(FLAGS_log_every);
   c.pixel_scale = absl::GetFlag(FLAGS_pixel_scale);
   c.threads = absl::GetFlag(FLAGS_threads);
@@ -215,14 +210,14 @@ absl::StatusOr<Config> ParseConfig(int argc, char** argv) {
       return Invalid(absl::StrCat("--profile: ", std::string(range.status().message())));
     }
   }
-  c.flight_recorder = UserPath(absl::GetFlag(FLAGS_flight_recorder));
+  c.flight_recorder = lockstep::UserPath(absl::GetFlag(FLAGS_flight_recorder));
   if (!c.flight_recorder.empty() && access((c.flight_recorder + "/.").c_str(), W_OK) != 0) {
     return Invalid(absl::StrCat("--flight_recorder=", c.flight_recorder, ": no folder that can be written to"));
   }
 
   const std::string file = absl::GetFlag(FLAGS_mnist_file_path), folder = absl::GetFlag(FLAGS_data_dir);
   if (!file.empty() && !folder.empty()) return Invalid("--mnist_file_path and --data_dir: give one of them, not both");
-  c.data = UserPath(!file.empty() ? file : !folder.empty() ? folder : kFashionMnist);
+  c.data = lockstep::UserPath(!file.empty() ? file : !folder.empty() ? folder : kFashionMnist);
   std::error_code error;
   if (!std::filesystem::exists(c.data, error)) {
     if (error) return Invalid(absl::StrCat("no access to ", c.data, ": ", error.message()));

@@ -50,7 +50,4 @@ absl::StatusOr<Plan> MakePlan(const Config& config, int gpu_count);
 /// The configuration as JSON, for the run's folder.
 std::string ConfigJson(const Config& config, const Plan& plan);
 
-/// A relative path as the user meant it, who may have started the program through `bazel run`.
-std::string UserPath(const std::string& path);
-
 }  // namespace mnist

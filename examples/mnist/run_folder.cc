@@ -16,6 +16,7 @@
 #include "lockstep/base/atomic_file.h"
 #include "lockstep/base/folder_lock.h"
 #include "lockstep/base/status_macros.h"
+#include "lockstep/base/user_path.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/checkpoint/pth.h"
 #include "lockstep/comm/agree.h"
@@ -125,7 +126,7 @@ std::string RunOf(const std::string& checkpoint) {
 absl::StatusOr<RunFolder> PlanRunFolder(const Config& config, const lockstep::DistributedEnvironment& environment) {
   RunFolder run;
   run.folder = config.run_dir;
-  const std::string runs = UserPath("runs");
+  const std::string runs = lockstep::UserPath("runs");
   std::error_code ignored;
   // Started again, a run goes on with what it has saved itself, or begins as it did at first.
   const std::string own = environment.restarts == 0 ? "" : RunOfLaunch(environment.launch_id, config.run_dir, runs);
