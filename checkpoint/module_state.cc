@@ -66,7 +66,10 @@ std::string ModuleStateDifferences::ToString() const {
   std::vector<std::string> parts = wrong;
   for (const auto& name : missing) parts.push_back(absl::StrCat("'", name, "' is missing from the checkpoint"));
   for (const auto& name : unexpected) parts.push_back(absl::StrCat("'", name, "' is not in the model"));
-  return absl::StrJoin(parts, "; ");
+  constexpr size_t kMost = 20;  // of another model's hundreds
+  const size_t more = parts.size() > kMost ? parts.size() - kMost : 0;
+  parts.resize(parts.size() - more);
+  return absl::StrJoin(parts, "; ") + (more > 0 ? absl::StrCat("; and ", more, " more") : "");
 }
 
 absl::StatusOr<ModuleStateDifferences> CompareModuleState(const Value& state, const torch::nn::Module& module,

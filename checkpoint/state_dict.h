@@ -30,7 +30,7 @@ struct ModuleStateDifferences {
   std::vector<std::string> unexpected;  ///< Not in the module.
   std::vector<std::string> wrong;       ///< In both, but no tensor or of another shape.
   bool empty() const { return missing.empty() && unexpected.empty() && wrong.empty(); }
-  std::string ToString() const;  ///< All of them, in one line.
+  std::string ToString() const;  ///< In one line; of many the first few, and how many more there are.
 };
 
 /// InvalidArgument when the state is no dict.
@@ -42,7 +42,7 @@ absl::Status CheckModuleState(const Value& state, const torch::nn::Module& modul
                               const LoadModuleOptions& options = {});
 
 /// Copies the tensors of `state` into the module, which keeps its devices and dtypes. InvalidArgument, before anything
-/// is changed, when something doesn't fit; it lists everything that doesn't. With `strict` off only a state that is no
+/// is changed, when something doesn't fit; it lists what doesn't. With `strict` off only a state that is no
 /// dict is an error; CompareModuleState tells what was left out.
 absl::Status LoadModuleState(const Value& state, torch::nn::Module& module, const LoadModuleOptions& options = {});
 

@@ -179,6 +179,25 @@ bool ConfigFields::Given(const std::string& name) const { return const_cast<Conf
 
 absl::Status ConfigFields::Load(const std::string& path) {
   LOCKSTEP_ASSIGN_OR_RETURN(const auto source, internal::YamlSource::File(path));
+  return Load(source);
+}
+
+absl::Status ConfigFields::LoadText(const std::string& text, const std::string& source) {
+  return Load(internal::YamlSource::Text(source, text));
+}
+
+std::vector<ConfigFields::Difference> ConfigFields::DifferencesFrom(const ConfigFields& before) const {
+  std::vector<Difference> differences;
+  for (const auto& field : fields_) {
+    const auto other = before.index_.find(field.name);
+    if (other == before.index_.end()) continue;
+    const std::string then = TextOf(before.fields_[other->second].target), now = TextOf(field.target);
+    if (then != now) differences.push_back({field.name, then, now});
+  }
+  return differences;
+}
+
+absl::Status ConfigFields::Load(const internal::YamlSource& source) {
   LOCKSTEP_ASSIGN_OR_RETURN(const YAML::Node root, source.Parse());
   Reader reader(*this, source);
   if (root.IsMap()) {

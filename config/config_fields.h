@@ -12,6 +12,9 @@
 #include <vector>
 
 namespace lockstep {
+namespace internal {
+class YamlSource;
+}
 
 /// A program's options, bound once to its variables, and read from YAML files and from a command line's `--set`.
 ///
@@ -45,12 +48,25 @@ class ConfigFields {
   /// InvalidArgument for all else.
   absl::Status Load(const std::string& path);
 
+  /// The same of `text`, which errors call `source`.
+  absl::Status LoadText(const std::string& text, const std::string& source);
+
   /// Reads `name=value`, the value in YAML (`device=[cuda:0,cuda:1]`, `trainer={max_steps: 3}`). What comes later wins.
   /// InvalidArgument.
   absl::Status Set(const std::string& assignment);
 
+  /// Whether there is such a field.
+  bool Has(const std::string& name) const { return index_.count(name) > 0; }
+
   /// Whether a file or Set gave the field.
   bool Given(const std::string& name) const;
+
+  /// A field whose value differs between two configurations of the same fields.
+  struct Difference {
+    std::string name, before, now;  ///< The values as YAML.
+  };
+  /// In the order of Add; fields that `before` doesn't have are left out.
+  std::vector<Difference> DifferencesFrom(const ConfigFields& before) const;
 
   /// The values now, in the order of Add, as a file that Load reads back to the same values.
   std::string ToYaml() const;
@@ -63,6 +79,7 @@ class ConfigFields {
 
  private:
   class Reader;
+  absl::Status Load(const internal::YamlSource& source);
   struct Field {
     std::string name;
     Target target;

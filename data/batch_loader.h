@@ -36,8 +36,8 @@ struct LoaderOptions {
 };
 
 /// Batches of the samples that a sampler names, made ahead by worker threads. The order is the sampler's, whatever the
-/// number of workers and how long each batch takes. An exception in a worker is thrown by Next() where its batch would
-/// have come, and ends the pass. For one thread at a time.
+/// number of workers and how long each batch takes. An exception in the making of a batch is thrown by Next() where
+/// that batch would have come, and ends the pass. For one thread at a time.
 template <typename Batch>
 class BatchLoader : public BatchSource<Batch> {
  public:
@@ -68,9 +68,14 @@ class BatchLoader : public BatchSource<Batch> {
   std::optional<Batch> Next() override {
     TORCH_CHECK(started_, "loader: Next before the first StartEpoch");
     if (ahead() == 0) {
-      auto keys = NextKeys();
-      if (!keys) return std::nullopt;
-      return make_(*keys);
+      try {
+        auto keys = NextKeys();
+        if (!keys) return std::nullopt;
+        return make_(*keys);
+      } catch (...) {
+        ended_ = true;
+        throw;
+      }
     }
     while (workers_.size() < options_.num_workers) workers_.emplace_back([this] { Work(); });
     std::unique_lock<std::mutex> lock(mutex_);
@@ -92,7 +97,7 @@ class BatchLoader : public BatchSource<Batch> {
   size_t num_batches() const override {
     if (sampler_.decides_batches()) return 0;
     const size_t samples = rest_ ? *rest_ : options_.samples > 0 ? options_.samples : sampler_.size().value_or(0);
-    return (samples + (options_.drop_last ? 0 : options_.batch_size - 1)) / options_.batch_size;
+    return samples / options_.batch_size + (options_.drop_last || samples % options_.batch_size == 0 ? 0 : 1);
   }
 
   bool Skip(size_t batches) override {
@@ -103,7 +108,7 @@ class BatchLoader : public BatchSource<Batch> {
 
   std::optional<size_t> SamplesIn(size_t batches) const override {
     if (sampler_.decides_batches()) return std::nullopt;
-    return batches * options_.batch_size;
+    return batches > SIZE_MAX / options_.batch_size ? SIZE_MAX : batches * options_.batch_size;
   }
 
  private:

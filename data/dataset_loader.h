@@ -34,13 +34,7 @@ class DatasetLoader : public BatchLoader<Batch> {
                             transform = std::move(transform)](const BatchKeys& keys) {
                              std::vector<Sample> samples;
                              samples.reserve(keys.samples.size());
-                             for (const size_t index : keys.samples) {
-                               try {
-                                 samples.push_back(dataset->get(index));
-                               } catch (const std::exception& e) {
-                                 TORCH_CHECK(false, "sample ", index, ": ", e.what());
-                               }
-                             }
+                             for (const size_t index : keys.samples) samples.push_back(Get(*dataset, index));
                              Batch batch = collate(std::move(samples));
                              return transform ? transform(std::move(batch), keys) : batch;
                            }) {}
@@ -52,6 +46,19 @@ class DatasetLoader : public BatchLoader<Batch> {
       : DatasetLoader(dataset, Whole(*dataset, shuffle, options), options, std::move(collate), std::move(transform)) {}
 
  private:
+  static Sample Get(Dataset& dataset, size_t index) {
+    const auto size = dataset.size();
+    TORCH_CHECK_INDEX(!size || index < *size, "sample ", index, ": the data set has ", size.value_or(0),
+                      "; the sampler was made for another number");
+    try {
+      return dataset.get(index);
+    } catch (const std::exception& e) {
+      TORCH_CHECK(false, "sample ", index, ": ", e.what());
+    } catch (...) {
+      TORCH_CHECK(false, "sample ", index, ": something was thrown that is no std::exception");
+    }
+  }
+
   static EpochSampler Whole(const Dataset& dataset, bool shuffle, const LoaderOptions& options) {
     TORCH_CHECK(dataset.size().has_value(), "DatasetLoader: the data set doesn't know its size; give a sampler");
     DistributedSamplerOptions order;

@@ -1,6 +1,7 @@
 // Draws training runs, several in one picture:
 //   ./bazelw run //metrics:report -- RUN_DIR [RUN_DIR…] [--out=PREFIX] [--title=…]
-// It writes report.html, report.svg and report.png into the first run's folder, or PREFIX.html and so on.
+// It writes report.html, report.svg and report.png into the run's folder, comparison.html and so on of several runs
+// into the first one's, or PREFIX.html and so on.
 
 #include <absl/flags/flag.h>
 #include <absl/flags/parse.h>
@@ -17,13 +18,10 @@
 #include "lockstep/base/user_path.h"
 #include "lockstep/metrics/write_report.h"
 
-ABSL_FLAG(std::string, out, "", "what the files are called, without .html; default: report in the first run's folder");
+ABSL_FLAG(
+    std::string, out, "",
+    "what the files are called, without .html; default: report in the run's folder, or comparison in the first run's");
 ABSL_FLAG(std::string, title, "", "title of the picture; default: the run's name");
-
-namespace {
-
-/// `bazel run` begins somewhere else.
-}  // namespace
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("draws training runs.\nRUN_DIR [RUN_DIR…] [--out=PREFIX] [--title=…]");
@@ -39,7 +37,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> folders;
   for (size_t i = 1; i < rest.size(); ++i) folders.push_back(lockstep::UserPath(rest[i]));
   const std::string out = lockstep::UserPath(absl::GetFlag(FLAGS_out));
-  const std::string prefix = out.empty() ? folders[0] + "/report" : out;
+  const std::string prefix = out.empty() ? folders[0] + (folders.size() == 1 ? "/report" : "/comparison") : out;
   std::vector<std::string> notes;
   const absl::Status written = lockstep::WriteReport(folders, prefix, {absl::GetFlag(FLAGS_title), &notes});
   for (const std::string& note : notes) std::fprintf(stderr, "warning: %s\n", note.c_str());

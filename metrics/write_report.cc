@@ -3,12 +3,16 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <set>
 #include <utility>
 
 #include "lockstep/base/atomic_file.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/metrics/internal/draw_run.h"
 #include "lockstep/metrics/internal/html_page.h"
+#include "lockstep/metrics/internal/markup.h"
 #include "lockstep/metrics/internal/png_canvas.h"
 #include "lockstep/metrics/internal/run_data.h"
 #include "lockstep/metrics/internal/svg_canvas.h"
@@ -24,13 +28,32 @@ std::string Title(const std::vector<RunData>& runs) {
   return absl::StrCat(runs.size(), " training runs");
 }
 
-/// Names are what tells runs apart.
+/// The end of a path, of so many names.
+std::string LastParts(const std::string& folder, int parts) {
+  std::filesystem::path rest = std::filesystem::path(folder).lexically_normal();
+  if (!rest.has_filename()) rest = rest.parent_path();
+  std::filesystem::path last;
+  for (; parts > 0 && rest.has_filename(); --parts, rest = rest.parent_path()) last = rest.filename() / last;
+  return last.parent_path().string();  // without the slash at the end
+}
+
+/// Names are what tells runs apart: of folders that are called alike, as much of the path as it takes.
 void MakeNamesDiffer(std::vector<RunData>& runs) {
-  for (size_t i = 0; i < runs.size(); ++i) {
-    for (size_t j = 0; j < i; ++j) {
-      if (runs[j].name == runs[i].name) runs[i].name = absl::StrCat(runs[i].name, " (", i + 1, ")");
-    }
+  constexpr int kMostParts = 5;
+  std::vector<RunData*> alike;
+  for (auto& run : runs) {
+    const auto has_name = [&](const RunData& other) { return other.name == run.name; };
+    if (std::count_if(runs.begin(), runs.end(), has_name) > 1) alike.push_back(&run);
   }
+  for (int parts = 2; parts <= kMostParts && !alike.empty(); ++parts) {
+    std::set<std::string> names;
+    for (const RunData* run : alike) names.insert(LastParts(run->folder, parts));
+    if (names.size() < alike.size()) continue;
+    for (RunData* run : alike) run->name = internal::Shortened(LastParts(run->folder, parts), 60);
+    return;
+  }
+  int number = 0;
+  for (RunData* run : alike) absl::StrAppend(&run->name, " (", ++number, ")");
 }
 
 std::string Svg(const RunPicture& picture, const std::string& title) {

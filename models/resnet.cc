@@ -5,6 +5,8 @@
 #include <absl/strings/str_cat.h>
 #include <torch/nn/init.h>
 
+#include <map>
+
 namespace lockstep::models {
 namespace {
 
@@ -108,6 +110,20 @@ at::Tensor ResNetImpl::forward(const at::Tensor& images) {
   return fc(at::adaptive_avg_pool2d(x, {1, 1}).flatten(1));
 }
 
+namespace {
+
+using Maker = ResNet (*)(const ResNetOptions&);
+const std::map<std::string, Maker>& Makers() {
+  static const auto& makers = *new std::map<std::string, Maker>{{"resnet18", ResNet18},
+                                                                {"resnet34", ResNet34},
+                                                                {"resnet50", ResNet50},
+                                                                {"resnet101", ResNet101},
+                                                                {"resnet152", ResNet152}};
+  return makers;
+}
+
+}  // namespace
+
 ResNet ResNet18(const ResNetOptions& options) {
   return ResNet(std::vector<int>{2, 2, 2, 2}, ResNetImpl::Block::kBasic, options);
 }
@@ -128,14 +144,17 @@ ResNet ResNet152(const ResNetOptions& options) {
   return ResNet(std::vector<int>{3, 8, 36, 3}, ResNetImpl::Block::kBottleneck, options);
 }
 
+absl::Status CheckResNetName(const std::string& name) {
+  return Makers().count(name) > 0
+             ? absl::OkStatus()
+             : absl::InvalidArgumentError(absl::StrCat(
+                   "no such model: '", name, "'; there are resnet18, resnet34, resnet50, resnet101 and resnet152"));
+}
+
 absl::StatusOr<ResNet> MakeResNet(const std::string& name, const ResNetOptions& options) {
-  if (name == "resnet18") return ResNet18(options);
-  if (name == "resnet34") return ResNet34(options);
-  if (name == "resnet50") return ResNet50(options);
-  if (name == "resnet101") return ResNet101(options);
-  if (name == "resnet152") return ResNet152(options);
-  return absl::InvalidArgumentError(
-      absl::StrCat("no such model: '", name, "'; there are resnet18, resnet34, resnet50, resnet101 and resnet152"));
+  const absl::Status known = CheckResNetName(name);
+  if (!known.ok()) return known;
+  return Makers().at(name)(options);
 }
 
 }  // namespace lockstep::models

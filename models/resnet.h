@@ -79,7 +79,10 @@ ResNet ResNet50(const ResNetOptions& options = {});
 ResNet ResNet101(const ResNetOptions& options = {});
 ResNet ResNet152(const ResNetOptions& options = {});
 
-/// By torchvision's name, "resnet18" to "resnet152". InvalidArgument that lists them for another.
+/// Whether MakeResNet knows the name. InvalidArgument that lists those that it does.
+absl::Status CheckResNetName(const std::string& name);
+
+/// By torchvision's name, "resnet18" to "resnet152". CheckResNetName's error for another.
 absl::StatusOr<ResNet> MakeResNet(const std::string& name, const ResNetOptions& options = {});
 
 }  // namespace lockstep::models

@@ -50,7 +50,10 @@ std::string ClosestName(const std::string& name, const std::vector<std::string>&
   std::string closest;
   size_t least = SIZE_MAX;
   for (const auto& candidate : known) {
-    const size_t distance = std::min(Distance(name, candidate), Distance(LastPart(name), LastPart(candidate)));
+    // A name of another map is a letter or two farther away.
+    constexpr size_t kOtherMap = 2;
+    const size_t last = Distance(LastPart(name), LastPart(candidate));
+    const size_t distance = std::min(Distance(name, candidate), last == SIZE_MAX ? last : last + kOtherMap);
     if (distance >= least) continue;
     least = distance;
     closest = candidate;

@@ -13,8 +13,10 @@ class YamlSource {
  public:
   /// Errors: NotFound; InvalidArgument for what is no regular file or too large; Unavailable with what the system says.
   static absl::StatusOr<YamlSource> File(const std::string& path);
-  /// `name` stands before errors instead of path and line.
+  /// `name` stands before errors instead of path and line, or instead of the path.
   static YamlSource Argument(std::string name, std::string text) { return {std::move(name), std::move(text), false}; }
+
+  static YamlSource Text(std::string name, std::string text) { return {std::move(name), std::move(text), true}; }
 
   /// The one document in it. InvalidArgument when it isn't UTF-8, isn't YAML, or is several documents.
   absl::StatusOr<YAML::Node> Parse() const;

@@ -2,20 +2,27 @@
 
 #include <absl/flags/flag.h>
 #include <absl/flags/parse.h>
+#include <absl/flags/reflection.h>
 #include <absl/flags/usage.h>
 #include <absl/flags/usage_config.h>
 #include <absl/status/status.h>
 #include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <ATen/Functions.h>
+#include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 
+#include "lockstep/base/prefixed.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/base/user_path.h"
 #include "lockstep/comm/backend_choice.h"
+#include "lockstep/models/resnet.h"
 #include "lockstep/trainer/trainer_fields.h"
 
 constexpr char kDefaultConfig[] = "./config/classifier_cifar10.yaml";
@@ -40,6 +47,21 @@ int DeviceIndex(const std::string& device) {
   int index = -1;
   const std::string number = absl::StartsWith(device, "cuda:") ? device.substr(5) : device == "cuda" ? "0" : device;
   return absl::SimpleAtoi(number, &index) && index >= 0 ? index : -1;
+}
+
+/// A setting that was taken for a flag.
+absl::Status CheckFlags(const std::vector<char*>& arguments, const lockstep::ConfigFields& fields) {
+  for (const std::string argument : arguments) {
+    if (argument == "--") break;
+    const size_t dashes = argument.find_first_not_of('-');
+    if (argument[0] != '-' || dashes == std::string::npos) continue;
+    const size_t equals = argument.find('=');
+    const std::string name = argument.substr(dashes, equals == std::string::npos ? equals : equals - dashes);
+    if (absl::FindCommandLineFlag(name) != nullptr || !fields.Has(name)) continue;
+    return Invalid(absl::StrCat(argument, ": ", name, " is a setting; give it as --set ", name,
+                                equals == std::string::npos ? "=…" : argument.substr(equals)));
+  }
+  return absl::OkStatus();
 }
 
 /// Takes `--set`, which may be given many times, out of argv.
@@ -81,6 +103,12 @@ void AddScheduleFields(lockstep::ScheduleOptions& s, lockstep::ConfigFields& fie
   fields.Add("schedule.final_div_factor", &s.final_div_factor, "of one_cycle");
   fields.Add("schedule.three_phase", &s.three_phase, "of one_cycle");
   fields.Add("schedule.monitor", &s.monitor, "of reduce_on_plateau, and so the following");
+  fields.Check("schedule.monitor", [&s] {
+    const std::vector<std::string> known{"train_loss", "train_accuracy", "val_loss", "val_accuracy"};
+    return !s.monitor || std::count(known.begin(), known.end(), *s.monitor) > 0
+               ? absl::OkStatus()
+               : Invalid(absl::StrCat("'", *s.monitor, "' is no metric; there are ", absl::StrJoin(known, ", ")));
+  });
   fields.Add("schedule.mode", &s.mode, "min or max");
   fields.Add("schedule.factor", &s.factor, "by which the rate is reduced");
   fields.Add("schedule.patience", &s.patience, "epochs without improvement before that");
@@ -90,7 +118,28 @@ void AddScheduleFields(lockstep::ScheduleOptions& s, lockstep::ConfigFields& fie
   fields.Add("schedule.eps", &s.eps, "reductions by less are left out");
 }
 
+/// Whether it can be made; better known before the ranks start.
+absl::Status CheckSchedule(lockstep::ScheduleOptions schedule) {
+  if (!schedule.total_steps && WantsTotalSteps(schedule)) schedule.total_steps = 1 << 30;
+  torch::optim::SGD optimizer({at::zeros({1})}, torch::optim::SGDOptions(1).momentum(0.5));
+  return lockstep::Prefixed("schedule: ", lockstep::MakeSchedule(schedule, optimizer).status());
+}
+
+/// The configuration that the run which is to be resumed has left.
+std::string ConfigOfRun(const Config& config) {
+  std::filesystem::path folder = config.run_folder();
+  if (config.resume != "latest" && config.resume != "best") {
+    folder = std::filesystem::path(config.resume).parent_path().parent_path();
+  }
+  return (folder / "config.yaml").string();
+}
+
 }  // namespace
+
+bool WantsTotalSteps(const lockstep::ScheduleOptions& schedule) {
+  const auto kinds = {"linear", "cosine", "polynomial", "cosine_annealing", "one_cycle"};
+  return std::count(kinds.begin(), kinds.end(), schedule.kind) > 0;
+}
 
 void AddFields(Config& c, lockstep::ConfigFields& fields) {
   const auto range = [&](const char* name, double* value, double low, double high, const char* doc) {
@@ -133,6 +182,7 @@ void AddFields(Config& c, lockstep::ConfigFields& fields) {
   fields.Add("data", &c.data, "the folder or archive of CIFAR-10");
   fields.Add("shared_folder", &c.shared_folder, "all hosts see the same data folder: rank 0 alone prepares it");
   fields.Add("model", &c.model, "resnet18, resnet34, resnet50, resnet101 or resnet152");
+  fields.Check("model", [&c] { return lockstep::models::CheckResNetName(c.model); });
   fields.Add("small_images", &c.small_images, "a first layer for pictures of 32 × 32, without stride and pooling");
   fields.Add("zero_init_residual", &c.zero_init_residual, "blocks begin as the identity");
   fields.Add("channels_last", &c.channels_last, "the layout that convolutions are fastest in");
@@ -180,6 +230,7 @@ absl::Status ParseConfig(int argc, char** argv, Config& config, lockstep::Config
   usage.contains_helpshort_flags = [](absl::string_view file) { return absl::StrContains(file, "cifar10/config.cc"); };
   usage.contains_help_flags = usage.contains_helpshort_flags;
   absl::SetFlagsUsageConfig(usage);
+  LOCKSTEP_RETURN_IF_ERROR(CheckFlags(rest, fields));
   rest.push_back(nullptr);
   const auto positional = absl::ParseCommandLine(static_cast<int>(rest.size()) - 1, rest.data());
   if (positional.size() > 1) return Invalid(absl::StrCat("unexpected argument '", positional[1], "'"));
@@ -196,8 +247,20 @@ absl::Status ParseConfig(int argc, char** argv, Config& config, lockstep::Config
       }
     }
   }
-  LOCKSTEP_RETURN_IF_ERROR(fields.Load(file));
-  for (const auto& set : sets) LOCKSTEP_RETURN_IF_ERROR(fields.Set(set));
+  config.program = std::filesystem::path(argv[0]).filename().string();
+  config.resume = absl::GetFlag(FLAGS_resume);
+  const auto read = [&](const std::string& from) {
+    absl::Status status = fields.Load(from);
+    for (const auto& set : sets) status.Update(status.ok() ? fields.Set(set) : status);
+    config.save_dir = lockstep::UserPath(config.save_dir);
+    return status;
+  };
+  LOCKSTEP_RETURN_IF_ERROR(read(file));
+  if (config.resume != "latest" && config.resume != "best") config.resume = lockstep::UserPath(config.resume);
+  if (!config.resume.empty() && absl::GetFlag(FLAGS_cfg) == kDefaultConfig) {
+    const std::string before = ConfigOfRun(config);
+    if (std::filesystem::exists(before)) LOCKSTEP_RETURN_IF_ERROR(read(before));
+  }
   // What the defaults are for is the cosine.
   const std::string& kind = config.schedule.kind;
   if (kind != "cosine" && kind != "linear" && kind != "constant" && !fields.Given("schedule.warmup_steps")) {
@@ -209,6 +272,7 @@ absl::Status ParseConfig(int argc, char** argv, Config& config, lockstep::Config
     }
     config.trainer.schedule_each_step = false;
   }
+  LOCKSTEP_RETURN_IF_ERROR(CheckSchedule(config.schedule));
   if (!absl::GetFlag(FLAGS_weights).empty()) config.pretrained = absl::GetFlag(FLAGS_weights);
   if (absl::GetFlag(FLAGS_print_config)) {
     std::printf("%s", fields.ToYaml().c_str());
@@ -218,14 +282,10 @@ absl::Status ParseConfig(int argc, char** argv, Config& config, lockstep::Config
   if (config.synthetic != 0 && (config.synthetic < 50 || config.synthetic > 1'000'000)) {
     return Invalid(absl::StrCat("--synthetic=", config.synthetic, ": must be from 50 to 1000000 pictures"));
   }
-  config.resume = absl::GetFlag(FLAGS_resume);
-  if (config.resume != "latest" && config.resume != "best") config.resume = lockstep::UserPath(config.resume);
   config.nproc_per_node = absl::GetFlag(FLAGS_nproc_per_node);
   if (config.nproc_per_node < 0 || config.nproc_per_node > 1024) {
     return Invalid(absl::StrCat("--nproc_per_node=", config.nproc_per_node, ": must be from 0 to 1024"));
   }
-  config.program = std::filesystem::path(argv[0]).filename().string();
-  config.save_dir = lockstep::UserPath(config.save_dir);
   config.data = lockstep::UserPath(config.data);
   if (config.pretrained != "auto") config.pretrained = lockstep::UserPath(config.pretrained);
   if (config.save_dir.empty()) return Invalid("save_dir: must name a folder");
@@ -252,7 +312,8 @@ absl::StatusOr<Plan> MakePlan(const Config& config, int gpu_count) {
     if (index < 0) return Invalid(absl::StrCat("device: '", device, "' is none; give cpu, or cuda:0 and so on"));
     if (index >= gpu_count) {
       return Invalid(absl::StrCat("device: ", device, ": there ",
-                                  gpu_count == 0 ? "is no GPU here; --set device=[cpu] trains on the CPU"
+                                  gpu_count == 0 ? "is no GPU here, or the program was built without --config=cuda; "
+                                                   "--set device=[cpu] trains on the CPU"
                                                  : absl::StrCat("are only ", gpu_count, " GPUs here")));
     }
   }

@@ -50,6 +50,9 @@ struct Config {
   std::string run_folder() const { return save_dir + "/" + program; }
 };
 
+/// Whether the kind has a total_steps, which is then the run's own length unless it is given.
+bool WantsTotalSteps(const lockstep::ScheduleOptions& schedule);
+
 /// Binds the names of the file to `config`.
 void AddFields(Config& config, lockstep::ConfigFields& fields);
 

@@ -32,6 +32,7 @@
 #include "lockstep/ddp/distributed_data_parallel.h"
 #include "lockstep/examples/cifar10/best_model.h"
 #include "lockstep/examples/cifar10/data.h"
+#include "lockstep/examples/cifar10/resumed.h"
 #include "lockstep/examples/cifar10/run_folder.h"
 #include "lockstep/metrics/device_memory.h"
 #include "lockstep/metrics/process_memory.h"
@@ -151,10 +152,7 @@ absl::Status Train(const Config& config, const lockstep::ConfigFields& fields, c
   size_t batches = data.train->num_batches();
   if (limits.train_batches > 0) batches = std::min(batches, limits.train_batches);
   lockstep::ScheduleOptions schedule_options = config.schedule;
-  if (!schedule_options.total_steps &&
-      (schedule_options.kind == "cosine" || schedule_options.kind == "linear" ||
-       schedule_options.kind == "polynomial" || schedule_options.kind == "cosine_annealing" ||
-       schedule_options.kind == "one_cycle")) {
+  if (!schedule_options.total_steps && WantsTotalSteps(schedule_options)) {
     const size_t of_epoch = (batches + window - 1) / window;
     size_t total = of_epoch * options.epochs;
     if (limits.max_steps > 0) total = std::min(total, limits.max_steps);
@@ -232,9 +230,11 @@ absl::Status Train(const Config& config, const lockstep::ConfigFields& fields, c
   lockstep::Trainer<TensorBatch> trainer(std::move(pieces), options);
   if (!resume_path.empty()) {
     const auto checkpoint = lockstep::LoadPth(resume_path);
-    absl::Status status = checkpoint.status();
-    LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(status, group));
-    status = trainer.Resume(*checkpoint);
+    LOCKSTEP_RETURN_IF_ERROR(lockstep::AgreeOnStatus(checkpoint.status(), group));
+    const lockstep::Value configured = (*schedule)->SaveState();
+    absl::Status status = CheckResumed(*checkpoint, fields, rank == 0);
+    if (status.ok()) status = trainer.Resume(*checkpoint);  // the same on all ranks so far
+    if (status.ok()) status = TakeSettings(*checkpoint, config, configured, optimizer, **schedule);
     LOCKSTEP_RETURN_IF_ERROR(
         lockstep::AgreeOnStatus(lockstep::Prefixed("checkpoint " + resume_path + ": ", status), group));
   }
@@ -242,8 +242,9 @@ absl::Status Train(const Config& config, const lockstep::ConfigFields& fields, c
   absl::Status begun;
   if (rank == 0) {
     absl::PrintF("%s", options.run.config);
+    const size_t in_step = std::min(window, std::max<size_t>(batches, 1));
     absl::PrintF("%d rank%s, %d pictures each and %d together in a step, %d steps in an epoch; run folder: %s\n",
-                 world_size, world_size == 1 ? "" : "s", plan.batch_size * window, config.batch_size * window,
+                 world_size, world_size == 1 ? "" : "s", plan.batch_size * in_step, config.batch_size * in_step,
                  (batches + window - 1) / window, folder);
     std::fflush(stdout);
   }

@@ -241,6 +241,8 @@ absl::Status ReadConfig(const std::string& path, RunData& run) {
   const Json json = text.size() > kLongestLine ? Json() : Parse(text);
   if (json.is_object()) {
     Flatten(json, "", run.config);
+    const auto is_unset = [](const auto& row) { return row.second == Text(Json()); };
+    run.config.erase(std::remove_if(run.config.begin(), run.config.end(), is_unset), run.config.end());
   } else {
     run.notes.push_back(absl::StrCat(path, ": no JSON object, left out"));
   }

@@ -546,5 +546,24 @@ TEST(ConfigFields, IsJsonForOtherPrograms) {
 )");
 }
 
+TEST_F(ConfigFieldsTest, TwoConfigurationsAreCompared) {
+  Config other;
+  ConfigFields before;
+  Bind(other, before);
+  ASSERT_TRUE(before.LoadText(fields_.ToYaml(), "what was saved").ok());
+  EXPECT_TRUE(fields_.DifferencesFrom(before).empty());
+  ASSERT_TRUE(fields_.Set("trainer.max_steps=77").ok());
+  ASSERT_TRUE(fields_.Set("lr=0.125").ok());
+  const auto differences = fields_.DifferencesFrom(before);
+  ASSERT_EQ(differences.size(), 2u);
+  EXPECT_EQ(differences[0].name, "lr");
+  EXPECT_EQ(differences[0].now, "0.125");
+  EXPECT_EQ(differences[1].name, "trainer.max_steps");
+  EXPECT_EQ(differences[1].now, "77");
+  EXPECT_NE(differences[1].before, "77");
+  EXPECT_THAT(std::string(before.LoadText("lr: fast", "what was saved").message()),
+              HasSubstr("what was saved:1:1: lr: expected a number"));
+}
+
 }  // namespace
 }  // namespace lockstep

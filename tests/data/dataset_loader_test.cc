@@ -42,6 +42,40 @@ std::vector<int64_t> Targets(Loader& loader) {
   return all;
 }
 
+TEST(DatasetLoader, AnErrorEndsThePassAndNamesTheSampleForAnyNumberOfWorkers) {
+  for (const size_t workers : {0, 2}) {
+    LoaderOptions options;
+    options.batch_size = 3;
+    options.num_workers = workers;
+    Loader loader(std::make_shared<Numbers>(20, 7), /*shuffle=*/false, options, Pad);
+    loader.StartEpoch(0);
+    EXPECT_TRUE(loader.Next());
+    EXPECT_TRUE(loader.Next());
+    try {
+      loader.Next();
+      FAIL() << "sample 7 is broken";
+    } catch (const c10::Error& e) {
+      EXPECT_NE(std::string(e.what()).find("sample 7: a broken file"), std::string::npos);
+    }
+    EXPECT_FALSE(loader.Next()) << workers << " workers";
+  }
+}
+
+TEST(DatasetLoader, ASamplerOfMoreSamplesThanThereAreIsAnErrorThatSaysSo) {
+  LoaderOptions options;
+  options.batch_size = SIZE_MAX;
+  Loader loader(std::make_shared<Numbers>(5), DistributedSampler(6, 1, 0, {}), options, Pad);
+  EXPECT_EQ(loader.num_batches(), 1u);
+  EXPECT_EQ(loader.SamplesIn(2), SIZE_MAX);
+  loader.StartEpoch(0);
+  try {
+    loader.Next();
+    FAIL() << "there is no sample 5";
+  } catch (const c10::Error& e) {
+    EXPECT_NE(std::string(e.what()).find("sample 5: the data set has 5"), std::string::npos);
+  }
+}
+
 TEST(DatasetLoader, TheOrderIsTheSamplersForAnyNumberOfWorkers) {
   const auto numbers = std::make_shared<Numbers>(47);
   std::vector<std::vector<int64_t>> orders;

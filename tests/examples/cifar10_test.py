@@ -133,6 +133,22 @@ class Cifar10(unittest.TestCase):
         self.run_ok(*options, f"--resume={first}/runs/cifar10/checkpoints/step-3.pth")
         self.assertEqual(metrics(self.where), whole)
 
+    def test_a_resumed_run_takes_its_own_configuration_and_what_is_changed(self):
+        self.run_ok(*TINY, "--set=trainer.limits.max_steps=13", "--set=momentum=0.5")
+        resume = [PROGRAM, "--synthetic=200", f"--set=save_dir={self.where}/runs", "--resume=latest"]
+        for changed in ("model=resnet34", "seed=7", "schedule={kind: constant}"):
+            self.run_fails(expected="it must stay the same", argv=[*resume, "--set", changed])
+        self.run_fails(argv=[*resume, "--cfg=" + DEFAULT], expected="the run has model: resnet18, now it is resnet50")
+        result = run([*resume, "--set=lr=0.002", "--set=trainer.limits.max_steps=16", "--set=trainer.checkpoints.steps=1"])
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("lr: 0.002 instead of 0.01; ", result.stderr)
+        rates = [(line["step"], round(line["learning_rate"], 6)) for line in lines(self.where + "/runs/cifar10/steps.jsonl")[-3:]]
+        # The cosine's values after 11 of 13, 13 of 16 and 15 of 16 steps, 10 of them warm-up.
+        self.assertEqual(rates, [(2, 0.0075), (4, 0.001), (6, 0.000134)])
+        config = open(self.where + "/runs/cifar10/config.yaml").read()
+        self.assertIn("momentum: 0.5", config)
+        self.assertIn("lr: 0.002", config)
+
     def test_other_ways_to_train(self):
         for flags in (("--nproc_per_node=1", "--set=amp=bf16", "--set=color_jitter=0.4", "--set=cutmix=1"),
                       ("--set=sync_batch_norm=true", "--set=schedule.kind=one_cycle", "--set=schedule.max_lr=0.1"),
@@ -155,7 +171,11 @@ class Cifar10(unittest.TestCase):
         self.run_fails(*TINY, "--set=model=resnet20", expected="there are resnet18")
         self.run_fails(*TINY, "--set=batch_size=400", expected="more than the 200 training pictures")
         self.run_fails(*TINY, "--set=num_classes=3", expected="the data has 10")
-        self.run_fails(*TINY, "--set=schedule.kind=cosinus", expected="cosinus")
+        self.run_fails(*TINY, "--set=schedule.kind=cosinus", expected="schedule: ")
+        self.run_fails(*TINY, "--set=schedule={kind: step}", expected="step_size is missing")
+        self.run_fails(*TINY, "--set=schedule={kind: reduce_on_plateau, monitor: val_los}", expected="there are train_loss")
+        self.run_fails(*TINY, "--lr=0.05", expected="--lr=0.05: lr is a setting; give it as --set lr=0.05")
+        self.run_fails(*TINY, "--set=epochs=3", expected="did you mean 'epoch'?")
         self.run_fails(*TINY, "--weights=/nonexistent.pth", expected="/nonexistent.pth")
         self.run_fails(*TINY, "--resume=latest", expected="--resume=latest")
         self.run_fails("--synthetic=3", expected="from 50 to")

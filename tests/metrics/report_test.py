@@ -107,7 +107,7 @@ class Report(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(bool(result.stderr), warns, result.stderr)
         self.warnings = result.stderr
-        prefix = folders[0] + "/report"
+        prefix = folders[0] + ("/report" if len(folders) == 1 else "/comparison")
         self.assertEqual(result.stdout.split("\n"), [prefix + ".html", prefix + ".svg", prefix + ".png", ""])
         root = xml.etree.ElementTree.parse(prefix + ".svg").getroot()
         self.assertEqual({g.get("id") for g in root.iter(SVG + "g")}, PANELS)
@@ -137,8 +137,10 @@ class Report(unittest.TestCase):
     def test_several_runs_are_told_apart(self):
         first, second = (self.write(name, config='{"lr": %d}' % lr, metrics=epochs(3)) for name, lr in (("a", 1), ("b/a", 2)))
         page = self.report(first, second)
-        self.assertIn("a: validation, per epoch", page.curves)
-        self.assertIn("a (2): validation, per epoch", page.curves)
+        self.assertIn(os.path.basename(self.folder) + "/a: validation, per epoch", page.curves)
+        self.assertIn("b/a: validation, per epoch", page.curves)
+        same = self.report(first, first)
+        self.assertTrue(any("a (2): validation" in curve for curve in same.curves), same.curves)
         self.assertIn("2 training runs", page.words)
         result = self.run_report(first, second, "--out=" + self.folder + "/new/both", "--title=Mine & yours")
         self.assertEqual(result.returncode, 0, result.stderr)
