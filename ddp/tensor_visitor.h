@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <map>
@@ -46,9 +47,14 @@ struct HasVisitTensors<
     T, std::void_t<decltype(VisitTensors(std::declval<const T&>(), std::declval<const TensorVisitor&>()))>>
     : std::true_type {};
 
+template <typename T, typename = void>
+struct IsOrdered : std::false_type {};
+template <typename T>
+struct IsOrdered<T, std::void_t<decltype(std::declval<const T&>() < std::declval<const T&>())>> : std::true_type {};
+
 template <typename T>
 struct Kind {
-  static constexpr bool kOptional = false, kSequence = false, kMap = false, kTuple = false;
+  static constexpr bool kOptional = false, kSequence = false, kMap = false, kHashed = false, kTuple = false;
 };
 template <typename T>
 struct Kind<std::optional<T>> : Kind<void> {
@@ -68,7 +74,7 @@ struct Kind<std::map<K, T, A...>> : Kind<void> {
 };
 template <typename K, typename T, typename... A>
 struct Kind<std::unordered_map<K, T, A...>> : Kind<void> {
-  static constexpr bool kMap = true;
+  static constexpr bool kHashed = true;
 };
 template <typename... T>
 struct Kind<std::tuple<T...>> : Kind<void> {
@@ -90,6 +96,14 @@ void Walk(const T& value, const TensorVisitor& visit, Opaque&& opaque) {
     for (const auto& item : value) Walk(item, visit, opaque);
   } else if constexpr (Kind<T>::kMap) {
     for (const auto& item : value) Walk(item.second, visit, opaque);
+  } else if constexpr (Kind<T>::kHashed) {
+    // Maps with the same keys are visited alike, whatever was done to them.
+    std::vector<const typename T::value_type*> items;
+    for (const auto& item : value) items.push_back(&item);
+    if constexpr (IsOrdered<typename T::key_type>::value) {
+      std::sort(items.begin(), items.end(), [](const auto* a, const auto* b) { return a->first < b->first; });
+    }
+    for (const auto* item : items) Walk(item->second, visit, opaque);
   } else if constexpr (Kind<T>::kTuple) {
     std::apply([&](const auto&... items) { (Walk(items, visit, opaque), ...); }, value);
   } else if constexpr (!std::is_arithmetic_v<T> && !std::is_enum_v<T> && !std::is_same_v<T, std::string>) {

@@ -8,6 +8,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <chrono>
+#include <exception>
 #include <optional>
 #include <string>
 #include <utility>
@@ -34,10 +36,33 @@ namespace {
   }
 }
 
+/// For a while, which in small steps is shorter than what it takes to wake a thread that sleeps; others may have the
+/// core.
+template <typename Condition>
+void WaitAwake(const Condition& condition) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(200);
+  while (!condition() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+}
+
+/// While it lives, an operation of this thread has `threads` threads. LibTorch's number is each thread's own.
+class NumThreads {
+ public:
+  explicit NumThreads(int threads) : before_(at::get_num_threads()) { Set(threads); }
+  ~NumThreads() { Set(before_); }
+  NumThreads(const NumThreads&) = delete;
+  NumThreads& operator=(const NumThreads&) = delete;
+
+ private:
+  static void Set(int threads) {
+    if (at::get_num_threads() != threads) at::set_num_threads(threads);
+  }
+  const int before_;
+};
+
 }  // namespace
 
 ReplicaThreads::ReplicaThreads(std::vector<at::Device> devices) : devices_(std::move(devices)) {
-  for (size_t i = 0; i < devices_.size(); ++i) {
+  for (size_t i = 1; i < devices_.size(); ++i) {
     Worker& worker = workers_.emplace_back();
     worker.thread = std::thread([this, &worker] { ThreadMain(worker); });
   }
@@ -57,46 +82,24 @@ ReplicaThreads::~ReplicaThreads() {
 void ReplicaThreads::ThreadMain(Worker& worker) {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
-    worker.wake.wait(lock, [&] { return stop_ || worker.task != nullptr; });
+    const auto called = [&] { return stop_ || worker.task != nullptr; };
+    lock.unlock();
+    WaitAwake(called);
+    lock.lock();
+    worker.wake.wait(lock, called);
     if (stop_) return;
     lock.unlock();
-    (*worker.task)();
+    (*worker.task.load())();
     lock.lock();
     worker.task = nullptr;
     if (--running_ == 0) done_.notify_one();
   }
 }
 
-void ReplicaThreads::RunAll(const std::vector<std::function<void()>>& tasks) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  running_ = tasks.size();
-  auto worker = workers_.begin();
-  for (const auto& task : tasks) {
-    worker->task = &task;
-    worker++->wake.notify_one();
-  }
-  done_.wait(lock, [&] { return running_ == 0; });
-}
-
-/// LibTorch's number is of a thread, and of all threads that come later; only the former shall change.
-void ReplicaThreads::ShareOutThreads() {
-  const int all = at::get_num_threads();
-  const int each = std::max(1, all / static_cast<int>(devices_.size()));
-  if (each == threads_each_) return;
-  std::mutex one_by_one;
-  const std::function<void()> set = [&] {
-    std::lock_guard<std::mutex> lock(one_by_one);
-    at::set_num_threads(each);
-  };
-  RunAll(std::vector<std::function<void()>>(devices_.size(), set));
-  at::set_num_threads(all);
-  threads_each_ = each;
-}
-
 void ReplicaThreads::Run(size_t count, const std::function<void(size_t)>& work) {
-  ShareOutThreads();
   const at::ThreadLocalState state;
   const bool autocast_cache = at::autocast::is_autocast_cache_enabled();
+  const int threads = at::get_num_threads(), threads_each = std::max(1, threads / static_cast<int>(devices_.size()));
   std::vector<std::exception_ptr> errors(count);
   std::vector<std::function<void()>> tasks;
   for (size_t i = 0; i < count; ++i) {
@@ -105,6 +108,7 @@ void ReplicaThreads::Run(size_t count, const std::function<void(size_t)>& work) 
     tasks.emplace_back([&, i, stream] {
       const at::ThreadLocalStateGuard state_guard(state);
       at::autocast::set_autocast_cache_enabled(autocast_cache);
+      const NumThreads num_threads(threads_each);
       const c10::OptionalStreamGuard stream_guard(stream);  // and its device
       try {
         work(i);
@@ -113,7 +117,22 @@ void ReplicaThreads::Run(size_t count, const std::function<void(size_t)>& work) 
       }
     });
   }
-  RunAll(tasks);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    running_ = count - 1;
+    auto worker = workers_.begin();
+    for (size_t i = 1; i < count; ++i) worker++->task = &tasks[i];
+  }
+  auto worker = workers_.begin();
+  for (size_t i = 1; i < count; ++i) worker++->wake.notify_one();
+  tasks[0]();
+  const auto all_done = [&] { return running_ == 0; };
+  WaitAwake(all_done);
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, all_done);
+  }
+  at::set_num_threads(threads);  // also that of threads to come, which is whatever was set last
   for (size_t i = 0; i < count; ++i) {
     if (errors[i]) Rethrow(errors[i], i, count, devices_[i]);
   }

@@ -20,6 +20,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <unordered_map>
 
 #include "lockstep/amp/autocast.h"
 #include "lockstep/models/conv_net.h"
@@ -454,6 +455,29 @@ TEST(DataParallel, NestedInputsAndOutputs) {
   EXPECT_TRUE(answers[1].value.equal(at::tensor({6., 9.})));  // one number for each replica
   EXPECT_TRUE(answers[1].extra->equal(at::ones({2})));
   EXPECT_EQ(number, 0.5);
+}
+
+TEST(DataParallel, HashedMapsAreCutAndPutTogetherByTheirKeys) {
+  using Tensors = std::unordered_map<std::string, at::Tensor>;
+  struct Reversed : torch::nn::Module {
+    Tensors forward(const Tensors& in) {
+      Tensors out;
+      // Another history in each replica, so that the maps' own orders differ.
+      out.rehash(in.at("a").sum().item<double>() > 2 ? 1 : 1000);
+      std::vector<std::string> keys;
+      for (const auto& item : in) keys.push_back(item.first);
+      for (size_t i = 0; i < keys.size(); ++i) out[keys[in.at("a").sum().item<double>() > 2 ? i : keys.size() - 1 - i]];
+      for (const auto& key : keys) out[key] = in.at(key) * 2;
+      return out;
+    }
+  };
+  DataParallel<Reversed> parallel(std::make_shared<Reversed>(), Cpus(2), Another<Reversed>());
+  Tensors in;
+  for (int i = 0; i < 20; ++i) in[std::string(1, static_cast<char>('a' + i))] = at::tensor({1., 2.}) + i;
+  in["a"] = at::tensor({1., 5.});
+  const Tensors out = parallel.forward(in);
+  ASSERT_EQ(out.size(), in.size());
+  for (const auto& [key, value] : in) EXPECT_TRUE(out.at(key).equal(value * 2)) << key;
 }
 
 TEST(DataParallel, ALossComputedInReplicasIsAVectorAlsoFromOne) {

@@ -70,7 +70,7 @@ void ExpectSameGradients(const torch::nn::Module& a, const torch::nn::Module& b)
   }
 }
 
-TEST(Pipeline, GradientsAndLossEqualTheUnsplitModel) {
+void ExpectEqualsTheUnsplitModel(const ProcessGroupPtr& group) {
   for (const auto schedule : kSchedules) {
     for (const int64_t samples : {16, 13, 3}) {  // 13: the last micro-batch is smaller; 3: fewer micro-batches
       std::vector<Sequential> whole = Stages(), split = Stages();
@@ -78,7 +78,7 @@ TEST(Pipeline, GradientsAndLossEqualTheUnsplitModel) {
         for (auto& stage : *list) stage->eval();  // no dropout
       }
       Sequential& mine = split[GetRank(Group())];
-      Pipeline pipeline(mine, Group(), Options(schedule, 4));
+      Pipeline pipeline(mine, group, Options(schedule, 4));
       torch::optim::SGD optimizer(mine->parameters(), torch::optim::SGDOptions(0.5));
       std::vector<at::Tensor> all;
       for (auto& stage : whole) {
@@ -103,6 +103,16 @@ TEST(Pipeline, GradientsAndLossEqualTheUnsplitModel) {
       }
     }
   }
+}
+
+TEST(Pipeline, GradientsAndLossEqualTheUnsplitModel) { ExpectEqualsTheUnsplitModel(Group()); }
+
+TEST(Pipeline, GradientsAndLossEqualTheUnsplitModelOnGloo) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < GetWorldSize(Group()); ++rank) ranks.push_back(rank);
+  ProcessGroupOptions options;
+  options.backend = "gloo";
+  ExpectEqualsTheUnsplitModel(NewSubGroup(Group(), ranks, options).value());
 }
 
 TEST(Pipeline, InputsAndTargetsAreNeededAtTheEndsOnly) {
