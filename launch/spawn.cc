@@ -121,6 +121,10 @@ Outcome RunRanks(const SpawnOptions& options, int restarts, Clock::time_point st
         terminate_at = std::min(terminate_at, Clock::now() + options.stop_grace);
         continue;
       }
+      if (code != 0 && interrupted == 0 && options.expendable_from >= 0 && rank >= options.expendable_from) {
+        std::fprintf(stderr, "lockstep: rank %d (process %d) ended with code %d; the others go on\n", rank, pid, code);
+        continue;
+      }
       broken |= code != 0;
       if (code == 0 || interrupted != 0) continue;
       if (result != 0) continue;  // what follows the first failure is its consequence

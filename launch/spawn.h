@@ -20,6 +20,8 @@ struct SpawnOptions {
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);
   /// Ranks end with it that were stopped by a signal, have saved and want to be started again later: no failure.
   int stop_code = 75;
+  /// Ranks from this one on may fail while the others go on, and their codes don't count; -1: none may.
+  int expendable_from = -1;
   int max_restarts = 0;   ///< After a failure all ranks are started again, so often.
   std::string launch_id;  ///< TORCHELASTIC_RUN_ID, the same after a restart; empty: one that no other launch has.
   std::chrono::milliseconds time_limit{0};  ///< Of the whole run; 0: none.

@@ -1,0 +1,65 @@
+#include "lockstep/launch/member_main.h"
+
+#include <absl/status/statusor.h>
+#include <c10/util/Flags.h>
+#include <c10/util/Logging.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "lockstep/base/error_text.h"
+#include "lockstep/base/exit_code.h"
+#include "lockstep/base/status_macros.h"
+#include "lockstep/comm/environment.h"
+#include "lockstep/comm/rendezvous.h"
+
+C10_DECLARE_int(caffe2_log_level);
+
+namespace lockstep {
+namespace {
+
+absl::StatusOr<ProcessGroupPtr> Meet(const ProcessGroupOptions& options) {
+  if (options.init_method == "env://" && options.world_size < 0) {
+    LOCKSTEP_ASSIGN_OR_RETURN(const DistributedEnvironment environment, ReadEnvironment());
+    if (environment.world_size == 1) return ProcessGroupPtr();
+  }
+  LOCKSTEP_ASSIGN_OR_RETURN(const Rendezvous place,
+                            OpenRendezvous(options.init_method, options.rank, options.world_size, options.timeout));
+  if (place.world_size == 1) return ProcessGroupPtr();
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(place.store, place.rank, place.world_size);
+  group->setGroupName("members");
+  return group;
+}
+
+}  // namespace
+
+int MemberMain(const ProcessGroupOptions& options, const std::function<absl::Status(const ProcessGroupPtr&)>& body) {
+  // As in RankMain.
+  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
+    FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, static_cast<int>(c10::GLOG_ERROR));
+  }
+  absl::StatusOr<ProcessGroupPtr> group = absl::UnknownError("");
+  absl::Status status;
+  try {
+    group = Meet(options);
+    status = group.ok() ? body(*group) : group.status();
+  } catch (const std::exception& e) {
+    status = absl::UnknownError(FirstLine(e.what()));
+  }
+  std::string who;
+  if (group.ok() && *group) who = "rank " + std::to_string(GetRank(*group)) + ": ";
+  if (status.ok()) {
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+    status = absl::UnavailableError("standard output could not be written");
+  }
+  const auto code = ExitCodeOf(status);
+  std::fprintf(stderr, "%s%s%s\n", who.c_str(), code ? "" : "error: ", std::string(status.message()).c_str());
+  std::fflush(stdout);
+  // Threads may wait for a rank that is gone.
+  _exit(code.value_or(1));
+}
+
+}  // namespace lockstep
