@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 #include <algorithm>
 #include <unordered_set>
+#include <utility>
 
 #include "lockstep/amp/master_weights.h"
 #include "lockstep/amp/scaler_sync.h"
@@ -19,8 +20,8 @@
 namespace lockstep {
 
 GradientStep::GradientStep(torch::optim::Optimizer* optimizer, LossScaler* scaler, DistributedDataParallelBase* ddp,
-                           GradientStepOptions options)
-    : optimizer_(optimizer), scaler_(scaler), ddp_(ddp), options_(options) {
+                           GradientStepOptions options, ProcessGroupPtr shard_group)
+    : optimizer_(optimizer), scaler_(scaler), ddp_(ddp), options_(options), shard_group_(std::move(shard_group)) {
   TORCH_CHECK(options_.accumulate >= 1, "accumulate: a step takes at least one batch");
   TORCH_CHECK(options_.max_grad_norm >= 0, "max_grad_norm: must be at least 0, not ", options_.max_grad_norm);
   TORCH_CHECK(options_.max_grad_value >= 0, "max_grad_value: must be at least 0, not ", options_.max_grad_value);
@@ -35,6 +36,7 @@ void GradientStep::Begin() {
   if (auto* master = MasterWeights::Of(*optimizer_)) master->ClearGradients();
   batches_ = counted_ = 0;
   samples_ = 0;
+  went_backward_ = false;
   loss_.reset();
 }
 
@@ -51,6 +53,12 @@ void GradientStep::Backward(const StepOutput& output, bool last_of_window, bool 
     const at::Tensor loss = output.loss.detach();
     // Half-precision losses are summed in float.
     loss_ = !loss_.defined() ? loss : (loss.itemsize() < 4 ? loss_.to(at::kFloat) : loss_) + loss;
+  }
+  if (output.went_backward) {
+    TORCH_CHECK(!options_.weight_by_samples && !anomalies_ && scaler_->scale() == 1,
+                "a step that goes backward itself can't be scaled, weighed by samples, or watched for anomalies");
+    went_backward_ = true;
+    return;
   }
   double factor = counts ? 1 : 0;
   if (options_.weight_by_samples) {
@@ -76,6 +84,8 @@ bool GradientStep::Step() {
     } else {
       ddp_->SetWeight(std::nullopt);
     }
+  } else if (went_backward_) {
+    if (batches_ > 1) ScaleGradients(1.0 / static_cast<double>(batches_));
   } else if (batches_ != options_.accumulate) {  // cut short, or begun by a run that took more
     ScaleGradients(static_cast<double>(options_.accumulate) / static_cast<double>(batches_));
   }
@@ -183,10 +193,8 @@ void GradientStep::ClipGradients() {
 at::Tensor GradientStep::ClipNorm() {
   GradientNormOptions options;
   options.norm_type = options_.grad_norm_type;
-  if (ddp_ != nullptr && ddp_->reducer().shard_group()) {
-    options.shard_group = ddp_->reducer().shard_group();
-    options.device = ddp_->parameters().front().device();  // a rank's shard may be empty
-  }
+  options.shard_group = shard_group_;
+  if (shard_group_ && ddp_ != nullptr) options.device = ddp_->parameters().front().device();  // a shard may be empty
   if (!options_.clip_each_group) return ClipGradientNorm(AllParameters(*optimizer_), options_.max_grad_norm, options);
   at::Tensor largest;
   for (const auto& group : optimizer_->param_groups()) {

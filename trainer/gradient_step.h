@@ -38,9 +38,10 @@ struct GradientStepOptions {
 /// gradients, then they are clipped, by value and then by norm; a norm that is not finite counts as an overflow.
 class GradientStep {
  public:
-  /// Nothing is owned. `ddp` may be null: then nothing is communicated here.
+  /// Nothing is owned. `ddp` may be null: then nothing is communicated here, but for norms where each rank of a
+  /// `shard_group` has other parameters.
   GradientStep(torch::optim::Optimizer* optimizer, LossScaler* scaler, DistributedDataParallelBase* ddp,
-               GradientStepOptions options);
+               GradientStepOptions options, ProcessGroupPtr shard_group = nullptr);
 
   /// Begins a window; gradients are cleared.
   void Begin();
@@ -79,8 +80,10 @@ class GradientStep {
   LossScaler* const scaler_;
   DistributedDataParallelBase* const ddp_;
   const GradientStepOptions options_;
+  const ProcessGroupPtr shard_group_;
   size_t batches_ = 0, counted_ = 0;
   int64_t samples_ = 0;
+  bool went_backward_ = false;  // the step itself, so that its gradients are of undivided losses
   at::Tensor loss_, grad_norm_;
   size_t steps_ = 0;
   std::unique_ptr<AnomalyDetector> anomalies_;

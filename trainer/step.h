@@ -14,6 +14,7 @@ struct StepOutput {
   at::Tensor loss;                           ///< Mean over the batch, a scalar; backward is called on it in training.
   int64_t samples = 0;                       ///< In the batch.
   std::map<std::string, at::Tensor> sums{};  ///< Metrics, each summed over the batch, such as "accuracy": hits.
+  bool went_backward = false;  ///< The step has left gradients itself, as Pipeline::Step does; not with a loss scale.
 };
 
 /// Runs the module on a batch, under the trainer's autocast. `Batch` is whatever the BatchSource gives.

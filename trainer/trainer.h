@@ -37,6 +37,7 @@
 #include "lockstep/trainer/run_state.h"
 #include "lockstep/trainer/step.h"
 #include "lockstep/trainer/stop_signals.h"
+#include "lockstep/trainer/strategy.h"
 #include "lockstep/trainer/trainer_options.h"
 #include "lockstep/trainer/training_state.h"
 
@@ -48,33 +49,32 @@ template <typename Batch>
 class Trainer {
  public:
   struct Pieces {
-    TrainingParts state;                   ///< Module (not its wrapper), optimizer, scaler, stop criterion.
-    torch::nn::Module* wrapper = nullptr;  ///< Is switched between training and evaluation; may be the module.
+    TrainingParts state;           ///< Module (not its wrapper), optimizer, scaler, stop criterion.
+    Strategy* strategy = nullptr;  ///< How it is trained on several devices or ranks.
     TrainStep<Batch> train_step;
     EvalStep<Batch> eval_step;
     BatchSource<Batch>* train = nullptr;
     BatchSource<Batch>* validation = nullptr;
     CheckpointWriter* writer = nullptr;              ///< Needed for best_path.
     torch::optim::LRScheduler* scheduler = nullptr;  ///< May be null. A Schedule may go by the epoch's metrics.
-    DistributedDataParallelBase* ddp = nullptr;      ///< The wrapper, where it is one; needed for GradientStepOptions.
     Checkpointer* checkpointer = nullptr;            ///< Saves everything that Resume needs; may be null.
     const StopSignals* signals = nullptr;            ///< Save and stop a batch later; may be null.
-    /// What takes part in a Join of ranks with different numbers of batches, `ddp` and batch norms; empty: all ranks
-    /// have as many.
+    /// What takes part in a Join of ranks with different numbers of batches, DDP and batch norms; empty: all ranks have
+    /// as many.
     std::vector<Joinable*> joinables;
     std::vector<TrainObserver*> observers;
-    ProcessGroupPtr group;
   };
 
   Trainer(Pieces pieces, TrainerOptions options)
       : pieces_(std::move(pieces)),
         options_(Effective(std::move(options), pieces_)),
         train_(*pieces_.train, options_.limits.train_batches, options_.limits.overfit_batches > 0),
-        gradients_(pieces_.state.optimizer, pieces_.state.scaler, pieces_.ddp, options_.gradients),
-        finite_(options_.finite, pieces_.group),
-        keeper_(options_.run, {pieces_.state, pieces_.scheduler, pieces_.ddp, &gradients_}, &finite_,
-                pieces_.checkpointer, pieces_.signals, options_.limits.max_minutes > 0, options_.device,
-                pieces_.group) {}
+        group_(strategy().group()),
+        gradients_(pieces_.state.optimizer, pieces_.state.scaler, strategy().ddp(), options_.gradients,
+                   strategy().shard_group()),
+        finite_(options_.finite, group_),
+        keeper_(options_.run, {pieces_.state, pieces_.scheduler, strategy().ddp(), &gradients_}, &finite_,
+                pieces_.checkpointer, pieces_.signals, options_.limits.max_minutes > 0, options_.device, group_) {}
 
   /// Before Fit, to go on from a checkpoint of the checkpointer, the batches of whose epoch that are done are left out,
   /// or of best_path, with the epoch after it. In a world of another size the rest of the epoch is shared
@@ -93,12 +93,13 @@ class Trainer {
   /// steps; a checkpoint that can't be written; the criterion's. After a signal, when all is saved: EndWithCode.
   absl::Status Fit() {
     const GradientStepOptions& wanted = options_.gradients;
-    if (pieces_.group && pieces_.ddp == nullptr &&
-        (wanted.accumulate > 1 || wanted.weight_by_samples || wanted.check_parameters_every > 0)) {
-      return absl::InvalidArgumentError("accumulate, weight_by_samples and check_parameters_every need Pieces::ddp");
+    if (group_ && strategy().ddp() == nullptr && (wanted.weight_by_samples || wanted.check_parameters_every > 0)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("weight_by_samples and check_parameters_every need DistributedDataParallel; the strategy is ",
+                       strategy().name()));
     }
     const LossScaler& scaler = *pieces_.state.scaler;
-    if (scaler.dynamic() && GetWorldSize(scaler.group()) != GetWorldSize(pieces_.group)) {
+    if (scaler.dynamic() && GetWorldSize(scaler.group()) != GetWorldSize(group_)) {
       return absl::InvalidArgumentError(
           "the loss scaler doesn't decide with all ranks, so that they would drift apart; give it their group "
           "(GradScalerOptions::group)");
@@ -162,7 +163,11 @@ class Trainer {
  private:
   using Clock = std::chrono::steady_clock;
 
+  Strategy& strategy() const { return *pieces_.strategy; }
+
   static TrainerOptions Effective(TrainerOptions options, Pieces& pieces) {
+    TORCH_CHECK(pieces.strategy != nullptr, "trainer: Pieces::strategy is missing");
+    pieces.state.split = pieces.strategy->split_state();
     options.limits = options.limits.Effective();
     if (options.limits.fast_dev_run > 0) {
       options.epochs = 1;
@@ -176,7 +181,7 @@ class Trainer {
                                                       size_t limit) {
     MetricSums sums;
     ForEachBatch(source, limit, [&](Batch& batch) { Count(pieces_.eval_step(batch), sums); });
-    return sums.FiniteMeans(prefix, pieces_.group);
+    return sums.FiniteMeans(prefix, group_);
   }
 
   /// From OnValidationStart, which ForEachBatch tells, to OnValidationEnd, which is told whatever happens between.
@@ -201,7 +206,7 @@ class Trainer {
   template <typename F>
   void ForEachBatch(BatchSource<Batch>& source, size_t limit, const F& use) {
     Tell([](TrainObserver& o) { o.OnValidationStart(); });
-    pieces_.wrapper->eval();
+    strategy().wrapper().eval();
     const c10::NoGradGuard no_grad;
     LimitedSource<Batch> limited(source, limit);
     limited.StartEpoch(0);
@@ -218,8 +223,7 @@ class Trainer {
   /// Why this rank wishes the training to end; empty: it doesn't.
   std::string Wish() const {
     const std::chrono::duration<double> passed = Clock::now() - fit_start_;
-    if (options_.limits.max_minutes > 0 && GetRank(pieces_.group) == 0 &&
-        passed.count() >= options_.limits.max_minutes * 60) {
+    if (options_.limits.max_minutes > 0 && GetRank(group_) == 0 && passed.count() >= options_.limits.max_minutes * 60) {
       return "max_minutes have passed";
     }
     for (const auto* observer : pieces_.observers) {
@@ -260,7 +264,7 @@ class Trainer {
     info_ = {progress.epoch, options_.epochs, {}, false, step};
     // When the scaler skipped every step of a short epoch there is no training mean, and that is no error.
     LOCKSTEP_ASSIGN_OR_RETURN(info_.metrics,
-                              progress.sums.FiniteMeans("train_", pieces_.group,
+                              progress.sums.FiniteMeans("train_", group_,
                                                         /*may_be_empty=*/progress.skipped > 0 || progress.step == 0));
     const double train_seconds = Seconds();
     const double samples = info_.metrics["train_samples"];
@@ -286,12 +290,12 @@ class Trainer {
     StopCriterion::Verdict mine;
     if (validate) {
       const absl::StatusOr<StopCriterion::Verdict> verdict = pieces_.state.stop->Check(info_.metrics);
-      LOCKSTEP_RETURN_IF_ERROR(AgreeOnStatus(verdict.status(), pieces_.group));
+      LOCKSTEP_RETURN_IF_ERROR(AgreeOnStatus(verdict.status(), group_));
       mine = *verdict;
     }
     if (progress.epoch < options_.limits.min_epochs) mine.stop = false;
-    const bool stop = AnyRank(mine.stop || !Wish().empty(), pieces_.group);
-    info_.improved = AnyRank(mine.improved, pieces_.group);
+    const bool stop = AnyRank(mine.stop || !Wish().empty(), group_);
+    info_.improved = AnyRank(mine.improved, group_);
     info_.metrics["stop_counter"] = pieces_.state.stop->counter();
     info_.metrics["images_per_second"] = samples / train_seconds;
     info_.metrics["seconds"] = Seconds();
@@ -303,9 +307,9 @@ class Trainer {
 
   /// Whether the epoch is done, and not left for a limit or a wish.
   absl::StatusOr<bool> TrainEpoch() {
-    pieces_.wrapper->train();
+    strategy().wrapper().train();
     stopped_in_epoch_ = false;
-    BatchStream<Batch> batches(train_, pieces_.joinables, pieces_.group, options_.join);
+    BatchStream<Batch> batches(train_, pieces_.joinables, group_, options_.join);
     LOCKSTEP_RETURN_IF_ERROR(StartPass(batches));
     const auto device = keeper_.noted_generators();
     RunProgress& progress = keeper_.progress();
@@ -325,6 +329,7 @@ class Trainer {
       if (gradients_.between_steps()) {
         gradients_.Begin();
         progress.step_sums = {};
+        samples_before_step_ = info.samples;
       }
       const bool last = gradients_.is_next_last() || batches.is_last();
       StepOutput output;
@@ -359,7 +364,7 @@ class Trainer {
       }
     }
     if (!gradients_.between_steps()) {  // only where a run goes on with other batches
-      LogUnfinishedStep(progress.epoch, pieces_.group);
+      LogUnfinishedStep(progress.epoch, group_);
       pieces_.state.module->zero_grad();
       gradients_.Begin();
     }
@@ -373,6 +378,7 @@ class Trainer {
     info.stepped = gradients_.Step();
     progress.step = ++info.step;
     ++progress.total_steps;
+    if (!std::exchange(batch_is_logged_, true)) LogBatch(strategy(), info.samples - samples_before_step_);
     info.skipped = progress.skipped += info.stepped ? 0 : 1;
     info.grad_norm = gradients_.grad_norm();
     const at::Tensor loss = gradients_.loss();
@@ -391,7 +397,7 @@ class Trainer {
     LOCKSTEP_RETURN_IF_ERROR(finite_.Check());
     const auto before = Clock::now();
     LOCKSTEP_ASSIGN_OR_RETURN(stopped_in_epoch_, Judge(progress.step, /*validate=*/true, /*ends_epoch=*/false));
-    pieces_.wrapper->train();
+    strategy().wrapper().train();
     start_ += Clock::now() - before;
     return absl::OkStatus();
   }
@@ -400,10 +406,10 @@ class Trainer {
   absl::Status StartPass(BatchStream<Batch>& batches) {
     RunProgress& progress = keeper_.progress();
     if (const auto resumed = keeper_.TakeResumed()) {
-      LOCKSTEP_ASSIGN_OR_RETURN(
-          const bool goes_on, ContinuePass<Batch>(train_, batches, *resumed, progress, options_.device, pieces_.group));
+      LOCKSTEP_ASSIGN_OR_RETURN(const bool goes_on,
+                                ContinuePass<Batch>(train_, batches, *resumed, progress, options_.device, group_));
       if (goes_on) return absl::OkStatus();
-      LogEpochAgain(progress.epoch, pieces_.group);
+      LogEpochAgain(progress.epoch, group_);
       pieces_.state.module->zero_grad();
       gradients_.Begin();
     }
@@ -413,7 +419,8 @@ class Trainer {
     return absl::OkStatus();
   }
 
-  static void Count(const StepOutput& output, MetricSums& sums) {
+  void Count(const StepOutput& output, MetricSums& sums) const {
+    if (!strategy().counts()) return;
     sums.Add("loss", output.loss.detach().to(at::kDouble) * output.samples);
     for (const auto& [name, sum] : output.sums) sums.Add(name, sum);
     sums.AddSamples(output.samples);
@@ -421,8 +428,8 @@ class Trainer {
 
   absl::Status Save(const std::string& path, size_t epoch) {
     if (path.empty()) return absl::OkStatus();
-    const absl::Status saved = SaveOnRankZero(pieces_.state, epoch, path, *pieces_.writer, pieces_.group);
-    LOCKSTEP_RETURN_IF_ERROR(ErrorOrWarning(saved, options_.best_failure_is_error, pieces_.group));
+    const absl::Status saved = SaveOnRankZero(pieces_.state, epoch, path, *pieces_.writer, group_);
+    LOCKSTEP_RETURN_IF_ERROR(ErrorOrWarning(saved, options_.best_failure_is_error, group_));
     if (!saved.ok()) return absl::OkStatus();
     Tell([&](TrainObserver& o) { o.OnSaved(path); });
     return absl::OkStatus();
@@ -460,11 +467,14 @@ class Trainer {
   Pieces pieces_;
   TrainerOptions options_;
   LimitedSource<Batch> train_;
+  const ProcessGroupPtr group_;
   GradientStep gradients_;
   FiniteCheck finite_;
   RunKeeper keeper_;
   EpochInfo info_;                 // of the last judgement
   bool stopped_in_epoch_ = false;  // by one inside the epoch
+  bool batch_is_logged_ = false;
+  int64_t samples_before_step_ = 0;
   Clock::time_point start_ = Clock::now(), fit_start_ = start_;
 };
 

@@ -41,9 +41,12 @@ absl::Status CheckMasterWeights(const Value& saved, const MasterWeights& master)
 absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch) {
   Value checkpoint((ValueDict())), others((ValueDict()));
   for (const auto& [name, other] : parts.others) others.set(name, other->SaveState());  // first: it may communicate
-  checkpoint.set("model", ModuleState(*parts.module));
+  Value model;
   ShardedState::Whole optimizer;
-  if (auto* const sharded = dynamic_cast<ShardedState*>(parts.optimizer)) {
+  if (parts.split != nullptr) {
+    LOCKSTEP_ASSIGN_OR_RETURN(model, parts.split->WholeModel());
+    LOCKSTEP_ASSIGN_OR_RETURN(optimizer.state, parts.split->WholeOptimizer());
+  } else if (auto* const sharded = dynamic_cast<ShardedState*>(parts.optimizer)) {
     LOCKSTEP_ASSIGN_OR_RETURN(optimizer, sharded->WholeState());
   } else {
     LOCKSTEP_ASSIGN_OR_RETURN(optimizer.state, OptimizerState(*parts.optimizer));
@@ -51,6 +54,7 @@ absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch
       optimizer.master_weights = ValueList(master->copies().begin(), master->copies().end());
     }
   }
+  checkpoint.set("model", parts.split != nullptr ? std::move(model) : ModuleState(*parts.module));
   checkpoint.set("optimizer", std::move(optimizer.state));
   checkpoint.set("scaler", NumbersState(parts.scaler->state()));
   checkpoint.set("epoch", static_cast<int64_t>(epoch));
@@ -85,15 +89,19 @@ absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const Training
   const auto scaler_numbers = LoadNumbersState(*scaler), stop_numbers = LoadNumbersState(*stop);
   LOCKSTEP_RETURN_IF_ERROR(named("scaler", scaler_numbers.status()));
   LOCKSTEP_RETURN_IF_ERROR(named("stop", stop_numbers.status()));
-  LOCKSTEP_RETURN_IF_ERROR(named("model", CheckModuleState(*model, *parts.module)));
+  LOCKSTEP_RETURN_IF_ERROR(named(
+      "model", parts.split != nullptr ? parts.split->CheckModel(*model) : CheckModuleState(*model, *parts.module)));
   auto* const sharded = dynamic_cast<ShardedState*>(parts.optimizer);
   auto* const master = sharded == nullptr ? MasterWeights::Of(*parts.optimizer) : nullptr;
   const Value* const master_weights = checkpoint.find("master_weights");
   if (master != nullptr && master_weights != nullptr) {
     LOCKSTEP_RETURN_IF_ERROR(named("master_weights", CheckMasterWeights(*master_weights, *master)));
   }
-  if (sharded == nullptr)
-    LOCKSTEP_RETURN_IF_ERROR(named("optimizer", LoadOptimizerState(*optimizer, *parts.optimizer)));
+  if (sharded == nullptr) {
+    LOCKSTEP_RETURN_IF_ERROR(named("optimizer", parts.split != nullptr
+                                                    ? parts.split->LoadOptimizer(*optimizer)
+                                                    : LoadOptimizerState(*optimizer, *parts.optimizer)));
+  }
   // A run without a scaler may go on with one, which then starts anew.
   if (!scaler_numbers->empty()) LOCKSTEP_RETURN_IF_ERROR(named("scaler", parts.scaler->set_state(*scaler_numbers)));
   LOCKSTEP_RETURN_IF_ERROR(named("stop", parts.stop->set_state(*stop_numbers)));
@@ -102,7 +110,8 @@ absl::StatusOr<size_t> LoadTrainingState(const Value& checkpoint, const Training
     const Value* const state = others == nullptr ? nullptr : others->find(name);
     if (state != nullptr) LOCKSTEP_RETURN_IF_ERROR(named(name, other->LoadState(*state)));
   }
-  LOCKSTEP_RETURN_IF_ERROR(named("model", LoadModuleState(*model, *parts.module)));
+  LOCKSTEP_RETURN_IF_ERROR(
+      named("model", parts.split != nullptr ? parts.split->LoadModel(*model) : LoadModuleState(*model, *parts.module)));
   // After the model: master weights may be made from it.
   if (sharded != nullptr) {
     LOCKSTEP_RETURN_IF_ERROR(named("optimizer", sharded->LoadWholeState(*optimizer, master_weights)));

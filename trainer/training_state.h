@@ -10,6 +10,7 @@
 #include "lockstep/amp/loss_scaler.h"
 #include "lockstep/checkpoint/checkpoint_writer.h"
 #include "lockstep/checkpoint/stateful.h"
+#include "lockstep/checkpoint/split_state.h"
 #include "lockstep/checkpoint/stop_criterion.h"
 #include "lockstep/checkpoint/value.h"
 #include "lockstep/comm/collectives.h"
@@ -23,12 +24,13 @@ struct TrainingParts {
   LossScaler* scaler = nullptr;
   StopCriterion* stop = nullptr;
   std::map<std::string, Stateful*> others{};  ///< By the names of their states, such as a communication hook.
+  SplitState* split = nullptr;                ///< Where `module` and `optimizer` are a part of the model's only.
 };
 
 /// {model, optimizer, scaler, epoch, best, stop, master_weights, others}: `epoch` is the last finished one, counted
 /// from 1, `best` the best value of the stop criterion's metric, `stop` the criterion's state, `master_weights` a list
-/// of the optimizer's where it has such. Collective where there are others
-/// or the optimizer's state is spread over the ranks.
+/// of the optimizer's where it has such. Collective where there are others,
+/// or the module's or optimizer's state is spread over the ranks.
 absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch);
 
 /// Rank 0 writes the state to `path`; every rank knows whether it worked. Collective.

@@ -204,10 +204,11 @@ absl::Status Train(const Config& config, const lockstep::ConfigFields& fields, c
   MemoryPrinter memory(device, group);
   lockstep::BufferSync buffer_sync(ddp);
 
+  lockstep::DdpStrategy strategy(ddp);
   lockstep::Trainer<TensorBatch>::Pieces pieces;
   pieces.state = {model.get(), &optimizer, scaler.get(), &early_stopping};
   if (average) pieces.state.others["weight_average"] = &*average;
-  pieces.wrapper = pieces.ddp = &ddp;
+  pieces.strategy = &strategy;
   const double smoothing = config.label_smoothing;
   pieces.train_step = [&](TensorBatch& batch) { return Judge(ddp.forward(batch.data), batch.target, smoothing); };
   pieces.eval_step = [&](TensorBatch& batch) { return Judge(ddp.forward(batch.data), batch.target, 0); };
@@ -217,7 +218,6 @@ absl::Status Train(const Config& config, const lockstep::ConfigFields& fields, c
   pieces.scheduler = schedule->get();
   if (checkpointer) pieces.checkpointer = &*checkpointer;
   pieces.signals = &signals;
-  pieces.group = group;
   if (average) pieces.observers.push_back(&*average);
   if (!config.sync_batch_norm) pieces.observers.push_back(&buffer_sync);
   pieces.observers.push_back(config.log_every > 0 ? static_cast<lockstep::TrainObserver*>(&printer) : &bar);

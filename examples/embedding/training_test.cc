@@ -27,10 +27,11 @@ TEST(Training, RunsWithASamplerAndAStopCriterionOfOurOwn) {
   lockstep::TensorLoader validation(x, y, StripedSampler(64, 2, lockstep::GetRank(group)), {8});
   lockstep::NoScaler scaler;
   BoundaryStop stop(0.01);
+  lockstep::DdpStrategy strategy(ddp);
 
   lockstep::Trainer<lockstep::TensorBatch>::Pieces pieces;
   pieces.state = {layer.get(), &optimizer, &scaler, &stop};
-  pieces.wrapper = &ddp;
+  pieces.strategy = &strategy;
   pieces.train_step = [&](lockstep::TensorBatch& batch) {
     const at::Tensor loss = (ddp.forward(batch.data).squeeze(1) - batch.target).square().mean();
     return lockstep::StepOutput{loss, batch.target.size(0)};
@@ -38,7 +39,6 @@ TEST(Training, RunsWithASamplerAndAStopCriterionOfOurOwn) {
   pieces.eval_step = pieces.train_step;
   pieces.train = &train;
   pieces.validation = &validation;
-  pieces.group = group;
   lockstep::TrainerOptions options;
   options.epochs = 100;
   const absl::Status status = lockstep::Trainer<lockstep::TensorBatch>(std::move(pieces), options).Fit();

@@ -189,9 +189,10 @@ absl::Status Train(const Config& given, const Plan& plan, const RunFolder& paths
   lockstep::TimedSource<TensorBatch> timed(*train);
   lockstep::ResourceLog resources({paths.folder, device, [&] { return timed.seconds(); }, config.save_failure_is_error},
                                   group);
+  lockstep::DdpStrategy strategy(ddp);
   lockstep::Trainer<TensorBatch>::Pieces pieces;
   pieces.state = state;
-  pieces.wrapper = pieces.ddp = &ddp;
+  pieces.strategy = &strategy;
   pieces.train_step = [&](TensorBatch& batch) { return step(ddp, batch); };
   pieces.eval_step = pieces.train_step;
   pieces.train = &timed;
@@ -209,7 +210,6 @@ absl::Status Train(const Config& given, const Plan& plan, const RunFolder& paths
     trace.emplace(*lockstep::ParseStepRange(config.profile), paths.folder, rank, &ddp);
     pieces.observers.push_back(&*trace);
   }
-  pieces.group = group;
   lockstep::Trainer<TensorBatch> trainer(std::move(pieces), options);
   if (checkpoint) {
     if (absl::Status status = trainer.Resume(*checkpoint); !status.ok()) {

@@ -233,9 +233,13 @@ TEST(TraceWriter, ParsesARange) {
 TEST(Trainer, OptionsThatNeedDdpSaySo) {
   if (World() == 1) return;
   TrainingRun s({4});
-  s.pieces.ddp = nullptr;
-  s.options.gradients.accumulate = 2;
-  EXPECT_NE(s.Fit().message().find("Pieces::ddp"), std::string::npos);
+  struct WithoutDdp : DdpStrategy {
+    using DdpStrategy::DdpStrategy;
+    DistributedDataParallelBase* ddp() override { return nullptr; }
+  } strategy(*s.ddp);
+  s.pieces.strategy = &strategy;
+  s.options.gradients.weight_by_samples = true;
+  EXPECT_NE(s.Fit().message().find("need DistributedDataParallel"), std::string::npos);
 }
 
 }  // namespace

@@ -308,7 +308,7 @@ struct MasterRun : TrainingRun {
                                                                         torch::optim::SGDOptions(0.01).momentum(0.9));
     pieces.state.optimizer = master.get();
     pieces.state.scaler = &dynamic;
-    pieces.wrapper = pieces.ddp = ddp.get();
+    pieces.strategy = &strategy.emplace(*ddp);
     pieces.eval_step = pieces.train_step = [this](at::Tensor& x) {
       const at::Tensor out = ddp->forward(x.to(at::kBFloat16)).to(at::kFloat);
       return StepOutput{(out - x.sum(1, true)).square().mean().to(at::kFloat), x.size(0)};

@@ -185,7 +185,7 @@ class SmallRun {
     validation_ = loader(false);
 
     pieces.state = {net_.ptr().get(), optimizer_.get(), scaler_.get(), stopping_.get()};
-    pieces.wrapper = pieces.ddp = ddp_.get();
+    pieces.strategy = &strategy_.emplace(*ddp_);
     pieces.train_step = [this](TensorBatch& batch) {
       for (int64_t i = 0; i < batch.target.numel(); ++i) taken.push_back(batch.target[i].item<int64_t>());
       return Step(batch);
@@ -196,7 +196,6 @@ class SmallRun {
     pieces.scheduler = scheduler_.get();
     if (scenario.join) pieces.joinables = {ddp_.get()};
     pieces.observers = {&seen};
-    pieces.group = group_;
     this->options.epochs = scenario.epochs;
     this->options.schedule_each_step = true;
     this->options.gradients.accumulate = scenario.accumulate;
@@ -257,6 +256,7 @@ class SmallRun {
   const Scenario scenario_;
   const ProcessGroupPtr group_;
   std::unique_ptr<DistributedDataParallel<torch::nn::SequentialImpl>> ddp_;
+  std::optional<DdpStrategy> strategy_;
   ShardedReducer* sharded_ = nullptr;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::unique_ptr<torch::optim::LRScheduler> scheduler_;

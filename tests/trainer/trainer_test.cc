@@ -12,6 +12,7 @@
 #include <fstream>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/amp/grad_scaler.h"
@@ -78,7 +79,7 @@ struct TrainingRun {
     ddp = std::make_unique<DistributedDataParallel<torch::nn::LinearImpl>>(layer, Group());
     optimizer = std::make_unique<torch::optim::SGD>(ddp->parameters(), torch::optim::SGDOptions(0.05));
     pieces.state = {layer.get(), optimizer.get(), &scaler, &never};
-    pieces.wrapper = ddp.get();
+    pieces.strategy = &strategy.emplace(*ddp);
     pieces.eval_step = [this](TensorBatch& batch) {
       const at::Tensor error = (ddp->forward(batch.data).squeeze(1) - batch.target).square();
       return StepOutput{error.mean(), batch.target.size(0), {{"ones", at::ones_like(error).sum()}}};
@@ -92,13 +93,13 @@ struct TrainingRun {
     pieces.validation = validation.get();
     pieces.writer = &writer;
     pieces.observers = {&counter};
-    pieces.group = Group();
     options.epochs = 3;
   }
 
   torch::nn::Linear layer{nullptr};
   std::unique_ptr<TensorLoader> train, validation;
   std::unique_ptr<DistributedDataParallel<torch::nn::LinearImpl>> ddp;
+  std::optional<DdpStrategy> strategy;
   std::unique_ptr<torch::optim::SGD> optimizer;
   NoScaler scaler;
   NeverStop never;

@@ -79,7 +79,7 @@ struct TrainingRun {
     ddp = std::make_unique<DistributedDataParallel<torch::nn::LinearImpl>>(layer, Group());
     optimizer = std::make_unique<torch::optim::SGD>(ddp->parameters(), torch::optim::SGDOptions(0.05));
     pieces.state = {layer.get(), optimizer.get(), &scaler, &never};
-    pieces.wrapper = pieces.ddp = ddp.get();
+    pieces.strategy = &strategy.emplace(*ddp);
     pieces.train_step = [this](at::Tensor& x) {
       const at::Tensor error = (ddp->forward(x) - x.sum(1, true)).square();
       return StepOutput{error.mean() * factor, x.size(0), {{"ones", at::full({}, static_cast<double>(x.size(0)))}}};
@@ -88,13 +88,13 @@ struct TrainingRun {
     pieces.train = &train;
     pieces.validation = &validation;
     pieces.observers = {&steps};
-    pieces.group = Group();
   }
   absl::Status Fit() { return Trainer<at::Tensor>(pieces, options).Fit(); }
 
   Batches train, validation{{2}};
   torch::nn::Linear layer{nullptr};
   std::unique_ptr<DistributedDataParallel<torch::nn::LinearImpl>> ddp;
+  std::optional<DdpStrategy> strategy;
   std::unique_ptr<torch::optim::SGD> optimizer;
   NoScaler scaler;
   NeverStop never;
