@@ -29,9 +29,7 @@ absl::StatusOr<ProcessGroupPtr> Meet(const ProcessGroupOptions& options) {
   LOCKSTEP_ASSIGN_OR_RETURN(const Rendezvous place,
                             OpenRendezvous(options.init_method, options.rank, options.world_size, options.timeout));
   if (place.world_size == 1) return ProcessGroupPtr();
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(place.store, place.rank, place.world_size);
-  group->setGroupName("members");
-  return group;
+  return c10::make_intrusive<c10d::ProcessGroup>(place.store, place.rank, place.world_size);
 }
 
 }  // namespace
