@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 #include <string>
 #include <thread>
@@ -142,22 +143,23 @@ class ParameterServer::Impl {
   /// Runs what serves a link; `lost` is called when that is broken.
   template <typename Serve, typename Lost>
   void Guarded(const Serve& serve, ServerLink& link, const Lost& lost) {
-    const auto tell = [&](const std::string& why) {
-      try {
-        link.Send(ServerMessage::kError, why);
-      } catch (const c10::Error&) {
-        // It is gone as well.
-      }
-    };
     try {
       serve();
     } catch (const ServerShard::Failure& failure) {
-      tell(failure.why);
+      Tell(link, failure.why);
     } catch (const c10::DistBackendError& e) {
       lost(Reason(e));
     } catch (const std::exception& e) {
       shard_.Fail(absl::StrCat(name_, ": ", FirstLine(e.what())));
-      tell(*shard_.failure());
+      Tell(link, *shard_.failure());
+    }
+  }
+
+  static void Tell(ServerLink& link, const std::string& why) {
+    try {
+      link.Send(ServerMessage::kError, why);
+    } catch (const c10::Error&) {
+      // It is gone as well.
     }
   }
 
@@ -223,7 +225,11 @@ class ParameterServer::Impl {
           shard_.Fail(std::string(message.text()));
           return;
         }
-        SendState(link, message.number);
+        try {
+          SendState(link, message.number);
+        } catch (const ServerShard::Failure& failure) {
+          Tell(link, failure.why);  // and hears of the end
+        }
       }
     };
     Guarded(serve, link, [this](const std::string& why) { shard_.Fail(why); });
@@ -234,12 +240,18 @@ class ParameterServer::Impl {
     std::vector<Value> parts = {std::move(mine)};
     if (layout_.placement == ParameterServerLayout::Placement::kReplicated) return parts;
     for (const auto& link : servers_) link->Post(ServerMessage::kGetState, min_steps);
+    std::exception_ptr error;  // thrown when all answers are there: who waits to give one doesn't listen
     for (const auto& link : servers_) {
-      const auto answer = link->ReceiveOk();
-      auto part = internal::UnpackValue(answer.text());
-      TORCH_CHECK(part.ok(), link->peer_name(), ": ", std::string(part.status().message()));
-      parts.push_back(*std::move(part));
+      try {
+        const auto answer = link->ReceiveOk();
+        auto part = internal::UnpackValue(answer.text());
+        TORCH_CHECK(part.ok(), link->peer_name(), ": ", std::string(part.status().message()));
+        parts.push_back(*std::move(part));
+      } catch (const std::exception&) {
+        if (!error) error = std::current_exception();
+      }
     }
+    if (error) std::rethrow_exception(error);
     return parts;
   }
 

@@ -54,10 +54,11 @@ class ParameterServerOptimizer::Impl {
       servers_.push_back(std::make_unique<Server>(std::move(link), model_.Pick(shards[server]), groups));
     }
     const at::Tensor description = internal::TextPayload(model_.Describe(layout_));
-    for (const auto& server : servers_) server->link->Post(ServerMessage::kHello, 0, description);
+    for (const auto& server : servers_) server->Ask(ServerMessage::kHello, 0, description);
     absl::Status same;
     for (const auto& server : servers_) {
       const auto answer = server->link->Receive();
+      server->asked = false;
       if (answer.kind != ServerMessage::kOk) same.Update(absl::InvalidArgumentError(std::string(answer.text())));
     }
     over_ = !same.ok();
@@ -74,11 +75,11 @@ class ParameterServerOptimizer::Impl {
     for (const auto& server : servers_) server->Fill(rates);
     Communicate([&] {
       for (const auto& server : servers_) {
-        server->link->Post(ServerMessage::kStep, pull && Reads(*server) ? 1 : 0, server->gradient.packed.bytes());
+        server->Ask(ServerMessage::kStep, pull && Reads(*server) ? 1 : 0, server->gradient.packed.bytes());
       }
       last_staleness_ = 0;
       for (const auto& server : servers_) {
-        const auto answer = server->link->ReceiveOk(server->values.bytes());
+        const auto answer = server->Answer(server->values.bytes());
         last_staleness_ = std::max(last_staleness_, answer.number);
         if (pull && Reads(*server)) server->values.CopyTo(server->moved);
       }
@@ -89,12 +90,12 @@ class ParameterServerOptimizer::Impl {
   void Pull() {
     Communicate([&] {
       for (const auto& server : servers_) {
-        if (Reads(*server)) server->link->Post(ServerMessage::kPull);
+        if (Reads(*server)) server->Ask(ServerMessage::kPull);
       }
       for (const auto& server : servers_) {
         if (!Reads(*server)) continue;
         const PackedTensors all(server->all);
-        server->link->ReceiveOk(all.bytes());
+        server->Answer(all.bytes());
         all.CopyTo(server->all);
       }
     });
@@ -102,8 +103,8 @@ class ParameterServerOptimizer::Impl {
 
   void Finish() {
     Communicate([&] {
-      for (const auto& server : servers_) server->link->Post(ServerMessage::kFinish);
-      for (const auto& server : servers_) server->link->ReceiveOk();
+      for (const auto& server : servers_) server->Ask(ServerMessage::kFinish);
+      for (const auto& server : servers_) server->Answer();
     });
     over_ = true;
   }
@@ -115,11 +116,11 @@ class ParameterServerOptimizer::Impl {
     absl::Status unpacked;
     Communicate([&] {
       for (const auto& server : servers_) {
-        if (Reads(*server)) server->link->Post(ServerMessage::kGetState);
+        if (Reads(*server)) server->Ask(ServerMessage::kGetState);
       }
       for (const auto& server : servers_) {
         if (!Reads(*server)) continue;
-        const auto answer = server->link->ReceiveOk();
+        const auto answer = server->Answer();
         auto part = internal::UnpackValue(answer.text());
         if (!part.ok()) unpacked = part.status();
         if (part.ok()) parts.push_back(*std::move(part));
@@ -140,8 +141,8 @@ class ParameterServerOptimizer::Impl {
     const at::Tensor payload = internal::TextPayload(packed);
     bool late = false;
     Communicate([&] {
-      for (const auto& server : servers_) server->link->Post(ServerMessage::kSetState, 0, payload);
-      for (const auto& server : servers_) late |= server->link->ReceiveOk().number != 0;
+      for (const auto& server : servers_) server->Ask(ServerMessage::kSetState, 0, payload);
+      for (const auto& server : servers_) late |= server->Answer().number != 0;
     });
     if (late && steps_ > 0) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -170,6 +171,29 @@ class ParameterServerOptimizer::Impl {
       for (const auto& each : served) all.push_back(each.tensor);
     }
 
+    void Ask(ServerMessage kind, int64_t number = 0, const at::Tensor& payload = {}) {
+      link->Post(kind, number, payload);
+      asked = true;
+    }
+    /// Throws what a server says instead, which is its last word.
+    ServerLink::Message Answer(const at::Tensor& buffer = {}) {
+      auto answer = link->Receive(buffer);
+      asked = false;
+      over = answer.kind != ServerMessage::kOk;
+      TORCH_CHECK_WITH(DistBackendError, !over, kErrorPrefix, std::string(answer.text()));
+      return answer;
+    }
+    /// As far as there is still somebody to tell. An answer that is due is taken first: until then a server doesn't
+    /// listen.
+    void Abandon(const std::string& why) {
+      try {
+        if (asked) Answer();
+        if (!over) link->Send(ServerMessage::kAbandon, why);
+      } catch (const std::exception&) {
+        // It has ended before.
+      }
+    }
+
     void Fill(const at::Tensor& rates) {
       const at::NoGradGuard no_grad;
       at::Tensor(gradient.rates()).copy_(rates);
@@ -196,6 +220,8 @@ class ParameterServerOptimizer::Impl {
     std::vector<at::Tensor> moved, all;
     GradientPacket gradient;
     PackedTensors values;
+    bool asked = false;  // and not answered yet
+    bool over = false;
   };
 
   /// Of servers that all have the same this worker reads from one.
@@ -218,16 +244,9 @@ class ParameterServerOptimizer::Impl {
     }
   }
 
-  /// As far as there is still somebody to tell.
   void Abandon(const std::string& why) {
     over_ = true;
-    for (const auto& server : servers_) {
-      try {
-        server->link->Send(ServerMessage::kAbandon, why);
-      } catch (const std::exception&) {
-        // It has gone before.
-      }
-    }
+    for (const auto& server : servers_) server->Abandon(why);
   }
 
   const ProcessGroupPtr group_;
