@@ -93,6 +93,7 @@ class ParameterServerFailures(unittest.TestCase):
                         self.assertEqual(results[victim][0], -9)
                         for rank in (2, 3):
                             self.expect_error(results[rank], f"server {victim} (rank {victim}) is gone")
+                        # The other server hears of it from a worker, or sees all of them go.
                         self.expect_error(results[1 - victim], f"server {victim} (rank {victim}) is gone" if
                                           mode == "sync" or victim == 0 else "all workers are gone")
 
