@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-constexpr char kKnown[] = "auto, shm, gloo, nccl, or one per device as in cpu:shm,cuda:nccl";
+constexpr char kKnown[] = "auto, shm, gloo, hierarchical, nccl, or one per device as in cpu:shm,cuda:nccl";
 
 absl::Status CheckName(const std::string& text, const std::string& name, bool for_cpu, bool for_cuda) {
   if (name == "mpi") {
@@ -20,7 +20,7 @@ absl::Status CheckName(const std::string& text, const std::string& name, bool fo
         "MASTER_PORT, for example: mpirun -n 2 sh -c 'RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE "
         "MASTER_ADDR=localhost MASTER_PORT=29500 exec ./trainer --backend=gloo'");
   }
-  if (name != "auto" && name != "shm" && name != "gloo" && name != "nccl") {
+  if (name != "auto" && name != "shm" && name != "hierarchical" && name != "gloo" && name != "nccl") {
     return absl::InvalidArgumentError(absl::StrCat("backend ", text, ": unknown; known: ", kKnown));
   }
   if (name == "nccl" && !HasNccl()) {
@@ -28,12 +28,13 @@ absl::Status CheckName(const std::string& text, const std::string& name, bool fo
         absl::StrCat("backend ", text, ": this program was built without CUDA; build it with --config=cuda"));
   }
   if (name == "nccl" && for_cpu) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "backend ", text, ": NCCL moves CUDA tensors only, and these are on the CPU; use auto, shm or gloo"));
-  }
-  if (name == "shm" && for_cuda) {
     return absl::InvalidArgumentError(
-        absl::StrCat("backend ", text, ": shm moves CPU tensors only, and these are on CUDA; use nccl or gloo"));
+        absl::StrCat("backend ", text,
+                     ": NCCL moves CUDA tensors only, and these are on the CPU; use auto, shm, gloo or hierarchical"));
+  }
+  if ((name == "shm" || name == "hierarchical") && for_cuda) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("backend ", text, ": ", name, " moves CPU tensors only, and these are on CUDA; use nccl or gloo"));
   }
   return absl::OkStatus();
 }

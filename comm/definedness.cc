@@ -41,7 +41,8 @@ const char* ReductionName(Reduction reduction) {
 }
 
 bool IsReductionDefined(const std::string& backend, Reduction reduction, c10::ScalarType dtype) {
-  const bool shm = backend == "shm" || backend == "none", gloo = backend == "gloo", nccl = backend == "nccl";
+  const bool shm = backend == "shm" || backend == "none", gloo = backend == "gloo" || backend == "hierarchical",
+             nccl = backend == "nccl";
   if (!shm && !gloo && !nccl) return true;
   const bool integer = c10::isIntegralType(dtype, /*includeBool=*/true), complex = c10::isComplexType(dtype);
   const bool known =
@@ -62,7 +63,8 @@ bool IsReductionDefined(const std::string& backend, Reduction reduction, c10::Sc
 
 bool IsMovable(const std::string& backend, c10::ScalarType dtype) {
   if (backend == "nccl" && IsAnyOf(dtype, {c10::kFloat8_e5m2, c10::kFloat8_e4m3fn})) return true;
-  return (backend != "gloo" && backend != "nccl") || IsCommon(dtype) || c10::isComplexType(dtype);
+  const bool any = backend != "gloo" && backend != "hierarchical" && backend != "nccl";
+  return any || IsCommon(dtype) || c10::isComplexType(dtype);
 }
 
 void CheckDefined(const char* operation, Reduction reduction, const at::Tensor& tensor,

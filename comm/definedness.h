@@ -10,8 +10,8 @@ namespace lockstep {
 /// "sum", "avg", "product", "min", "max", "band", "bor", "bxor"; "none" for others.
 const char* ReductionName(c10d::ReduceOp::RedOpType reduction);
 
-// What a backend ("shm", "gloo", "nccl") defines, as docs/collectives.md shows it. A backend that isn't ours to know is
-// taken to define everything. "none", for a world of one, defines what shm does.
+// What a backend ("shm", "gloo", "nccl", "hierarchical") defines, as docs/collectives.md shows it. A backend that isn't
+// ours to know is taken to define everything. "none", for a world of one, defines what shm does.
 
 bool IsReductionDefined(const std::string& backend, c10d::ReduceOp::RedOpType reduction, c10::ScalarType dtype);
 /// Whether tensors of `dtype` can be moved: broadcast, gather, scatter, all-to-all.

@@ -1,5 +1,6 @@
 #include "lockstep/comm/liveness.h"
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <unistd.h>
@@ -26,6 +27,10 @@ constexpr char kFirstFailure[] = "first_failure";
 
 constexpr auto kDeadAfter = std::chrono::seconds(6);
 
+/// Between two looks at who is gone, while a collective takes long, and looks without a word from the store.
+constexpr auto kLook = std::chrono::milliseconds(500);
+constexpr int kSilentLooks = 16;
+
 std::string BeatKey(int rank) { return "beat/" + std::to_string(rank); }
 std::string ProgressKey(int rank) { return "progress/" + std::to_string(rank); }
 std::string ProcessKey(int rank) { return "process/" + std::to_string(rank); }
@@ -42,6 +47,12 @@ std::string PlaceOfProcesses() {
   char name_space[64] = {};
   const ssize_t length = readlink("/proc/self/ns/pid", name_space, sizeof(name_space) - 1);
   return FirstLineOf("/proc/sys/kernel/random/boot_id") + (length > 0 ? name_space : "");
+}
+
+std::string Listed(const std::vector<int>& ranks) {
+  std::string text;
+  for (int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  return text;
 }
 
 /// Whether the process, as its rank described it, is here and stopped by a signal or a debugger.
@@ -66,6 +77,8 @@ struct LivenessMonitor::State {
   bool stopped = false;
   uint64_t progress = 0;
   uint64_t published = 0;  // the heartbeat's thread alone
+  uint64_t answers = 0;    // of the store, to whole rounds
+  std::string holder;      // the process of rank 0, which may hold the store; as soon as it is known
   int watchers = 0;
   bool fresh = false;  // they have just begun to watch
   struct Seen {
@@ -84,6 +97,8 @@ struct LivenessMonitor::State {
       if (std::exchange(fresh, false)) seen.assign(world_size, Seen());
       lock.unlock();
       std::vector<int64_t> counts;
+      std::string first_process;
+      bool answered = false;
       try {
         const std::lock_guard<std::mutex> one(store_mutex);
         if (!introduced) Set(ProcessKey(rank), PlaceOfProcesses() + " " + std::to_string(getpid()));
@@ -92,12 +107,16 @@ struct LivenessMonitor::State {
         published = done;
         store->add(BeatKey(rank), 1);
         for (int r = 0; watch && r < world_size; ++r) counts.push_back(store->add(BeatKey(r), 0));
+        if (holder.empty() && store->check({ProcessKey(0)})) first_process = store->get_to_str(ProcessKey(0));
+        answered = true;
       } catch (const std::exception&) {
         // The store is slow, or gone because its rank is; in the latter case the next collective says so.
       }
       const std::vector<int> silent = watch && counts.size() == seen.size() ? Silent(counts) : std::vector<int>();
       lock.lock();
       if (watch) gone = silent;
+      if (answered) ++answers;
+      if (!first_process.empty()) holder = first_process;
       changed.wait_for(lock, kPeriod, [this] { return stop; });
     }
     stopped = true;
@@ -124,6 +143,18 @@ struct LivenessMonitor::State {
       if (!IsStopped(process)) silent.push_back(r);
     }
     return silent;
+  }
+
+  /// Any thread: how often the store has answered, and whether its silence may be that of a process that is stopped.
+  uint64_t Answers() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return answers;
+  }
+  bool HolderIsStopped() {
+    std::unique_lock<std::mutex> lock(mutex);
+    const std::string process = holder;
+    lock.unlock();
+    return IsStopped(process);
   }
 
   /// Every rank's count, and what the rank that failed first has said.
@@ -245,6 +276,30 @@ std::vector<int> LivenessMonitor::Behind(uint64_t sequence) {
   return AskTheStore<std::vector<int>>(behind, kPatience, {});
 }
 
+bool LivenessMonitor::Wait(c10d::Work& work) {
+  std::unique_ptr<Watch> watch;
+  uint64_t answers = 0;
+  int silent = 0;
+  while (true) {
+    try {
+      return work.wait(kLook);
+    } catch (const std::exception&) {
+      // It may have come to its end just after its time was up.
+      if (work.isCompleted()) return work.wait(kNoTimeout);
+    }
+    if (!state_) continue;
+    if (!watch) watch = std::make_unique<Watch>(*this);
+    const std::vector<int> gone = watch->Gone();
+    TORCH_CHECK_WITH(DistBackendError, gone.empty(), "rank ", Listed(gone), " is gone: no heartbeat");
+    // Looks are counted, not seconds: after a stop of this whole process, all seconds are over at once.
+    const uint64_t now = state_->Answers();
+    silent = now == answers ? silent + 1 : 0;
+    answers = now;
+    TORCH_CHECK_WITH(DistBackendError, silent < kSilentLooks || state_->HolderIsStopped(),
+                     "the store does not answer: rank 0, or the host that holds the store, is out of reach");
+  }
+}
+
 LivenessMonitor::Watch::Watch(LivenessMonitor& monitor) : state_(monitor.state_) {
   if (!state_) return;
   const std::lock_guard<std::mutex> lock(state_->mutex);
@@ -267,7 +322,7 @@ std::vector<int> LivenessMonitor::Watch::Gone() const {
 }
 
 bool IsCommunicationError(const std::string& text) {
-  for (const char* backend : {"shm: ", "gloo: ", "nccl: "}) {  // our own errors' beginnings
+  for (const char* backend : {"shm: ", "gloo: ", "nccl: ", "hierarchical: "}) {  // our own errors' beginnings
     if (text.rfind(backend, 0) == 0) return true;
   }
   for (const char* sign :

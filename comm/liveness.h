@@ -1,6 +1,7 @@
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <cstdint>
 #include <memory>
@@ -33,6 +34,10 @@ class LivenessMonitor {
   void SetProgress(uint64_t sequence);
   /// The ranks that have not begun as many, as far as is known; empty when the store doesn't answer.
   std::vector<int> Behind(uint64_t sequence);
+
+  /// Waits for a collective on the CPU, and throws as soon as it is known that a rank is gone, or that the store has
+  /// not answered for 8 seconds: then the host that holds it is out of reach.
+  bool Wait(c10d::Work& work);
 
   /// While one lives, the others' heartbeats are watched.
   class Watch {

@@ -6,7 +6,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -16,7 +19,11 @@
 #include "lockstep/comm/environment.h"
 #include "lockstep/comm/flight_recorder.h"
 #include "lockstep/comm/gloo/gloo.h"
+#include "lockstep/comm/hierarchical/hierarchical_backend.h"
+#include "lockstep/comm/hosts.h"
+#include "lockstep/comm/liveness.h"
 #include "lockstep/comm/nccl/nccl.h"
+#include "lockstep/comm/network_address.h"
 #include "lockstep/comm/rendezvous.h"
 #include "lockstep/comm/shm/shm_backend.h"
 #include "lockstep/comm/watched_backend.h"
@@ -48,16 +55,21 @@ class GroupBuilder {
   absl::StatusOr<ProcessGroupPtr> Build(const BackendChoice& choice, const std::string& name) {
     auto group = c10::make_intrusive<c10d::ProcessGroup>(store_, rank_, world_size_);
     LOCKSTEP_ASSIGN_OR_RETURN(const BackendPtr cpu, CpuBackend(choice.cpu));
-    const BackendType cpu_type = cpu->getBackendName() == "shm" ? BackendType::CUSTOM : BackendType::GLOO;
+    const BackendType cpu_type = cpu->getBackendName() == "gloo" ? BackendType::GLOO : BackendType::CUSTOM;
     group->setBackend(c10::kCPU, cpu_type, cpu);
     group->setDefaultBackend(cpu_type);
     if (choice.cuda == "gloo") {
-      group->setBackend(c10::kCUDA, BackendType::GLOO, cpu_type == BackendType::GLOO ? cpu : WatchedGloo());
+      BackendPtr gloo = cpu;
+      if (cpu_type != BackendType::GLOO) {
+        LOCKSTEP_ASSIGN_OR_RETURN(gloo, WatchedGloo());
+      }
+      group->setBackend(c10::kCUDA, BackendType::GLOO, gloo);
     }
     if (choice.cuda == "nccl") {
       LOCKSTEP_ASSIGN_OR_RETURN(BackendPtr nccl,
                                 MakeNcclBackend(Prefixed("nccl"), rank_, world_size_, options_.timeout));
-      group->setBackend(c10::kCUDA, BackendType::NCCL, Watched(std::move(nccl), "nccl"));
+      LOCKSTEP_ASSIGN_OR_RETURN(nccl, Watched(std::move(nccl), "nccl", Monitor("nccl")));
+      group->setBackend(c10::kCUDA, BackendType::NCCL, nccl);
       group->setDefaultBackend(BackendType::NCCL);
     }
     group->setGroupName(name);  // in flight records
@@ -67,8 +79,7 @@ class GroupBuilder {
     }
     if (rank_ == 0 && (name == kWorld || VLOG_IS_ON(1))) {
       LOG(INFO) << "process group of " << world_size_ << " ranks: CPU tensors over " << cpu->getBackendName()
-                << (choice.cuda.empty() ? "" : ", CUDA tensors over " + choice.cuda)
-                << (why_not_shm_.empty() ? "" : "; no shared memory: " + why_not_shm_);
+                << (choice.cuda.empty() ? "" : ", CUDA tensors over " + choice.cuda) << remark_;
     }
     return group;
   }
@@ -76,37 +87,119 @@ class GroupBuilder {
  private:
   StorePtr Prefixed(const std::string& name) const { return c10::make_intrusive<c10d::PrefixStore>(name, store_); }
 
+  // All ranks take the same way through these.
+
   absl::StatusOr<BackendPtr> CpuBackend(const std::string& choice) {
     if (choice == "gloo") return WatchedGloo();
-    ShmBackendOptions options;
+    if (choice != "hierarchical") {
+      ShmBackendOptions options;
+      options.timeout = options_.timeout;
+      options.check_shapes = options_.check_collectives;
+      options.recorder = options_.recorder;
+      auto shm = MakeShmBackend(Prefixed("shm"), rank_, world_size_, options);
+      if (choice == "shm" || !absl::IsFailedPrecondition(shm.status())) return shm;
+      remark_ = absl::StrCat("; no shared memory: ", std::string(shm.status().message()));
+    }
+    LOCKSTEP_ASSIGN_OR_RETURN(const Hosts hosts, FindHosts(Prefixed("hosts"), rank_, world_size_, options_.timeout));
+    if (choice == "auto" && hosts.count() == world_size_) return WatchedGloo();
+    auto hierarchical = Hierarchical(hosts);
+    if (choice == "auto" && absl::IsFailedPrecondition(hierarchical.status())) {
+      remark_ = absl::StrCat("; no shared memory: ", std::string(hierarchical.status().message()));
+      return WatchedGloo();
+    }
+    remark_ = absl::StrCat("; ", hosts.count(), " hosts, ranks ", hosts.Text());
+    return hierarchical;
+  }
+
+  absl::StatusOr<BackendPtr> Hierarchical(const Hosts& hosts) {
+    LOCKSTEP_RETURN_IF_ERROR(FindNetwork());
+    HierarchicalBackendOptions options;
     options.timeout = options_.timeout;
     options.check_shapes = options_.check_collectives;
-    options.recorder = options_.recorder;
-    auto shm = MakeShmBackend(Prefixed("shm"), rank_, world_size_, options);
-    // All ranks have the same answer.
-    if (choice == "shm" || !absl::IsFailedPrecondition(shm.status())) return shm;
-    why_not_shm_ = std::string(shm.status().message());
-    return WatchedGloo();
+    options.monitor = Monitor("hierarchical");
+    options.make_network_backend = [&](const StorePtr& store, int rank, int world_size) {
+      return MakeGlooBackend(store, rank, world_size, options_.timeout, address_, interfaces_);
+    };
+    LOCKSTEP_ASSIGN_OR_RETURN(BackendPtr backend,
+                              MakeHierarchicalBackend(Prefixed("hierarchical"), rank_, hosts, options));
+    return Watched(std::move(backend), "hierarchical", options.monitor);
   }
 
-  BackendPtr Gloo(const std::string& name) const {
-    return MakeGlooBackend(Prefixed(name), rank_, world_size_, options_.timeout,
-                           IsLoopback(HostOf(store_)) ? "127.0.0.1" : "");
+  absl::StatusOr<BackendPtr> Gloo(const std::string& name) {
+    LOCKSTEP_RETURN_IF_ERROR(FindNetwork());
+    return MakeGlooBackend(Prefixed(name), rank_, world_size_, options_.timeout, address_, interfaces_);
   }
 
-  BackendPtr WatchedGloo() const { return Watched(Gloo("gloo"), "gloo"); }
+  absl::StatusOr<BackendPtr> WatchedGloo() {
+    LOCKSTEP_ASSIGN_OR_RETURN(BackendPtr gloo, Gloo("gloo"));
+    return Watched(std::move(gloo), "gloo", Monitor("gloo"));
+  }
 
-  BackendPtr Watched(BackendPtr backend, const std::string& name) const {
+  std::shared_ptr<LivenessMonitor> Monitor(const std::string& name) const {
+    return std::make_shared<LivenessMonitor>(Prefixed("watch_" + name), rank_, world_size_);
+  }
+
+  absl::StatusOr<BackendPtr> Watched(BackendPtr backend, const std::string& name,
+                                     std::shared_ptr<LivenessMonitor> monitor) {
     // The comparison itself goes over a Gloo of its own, on which nothing hangs when the collectives differ.
-    if (options_.check_collectives) backend = CheckCollectives(backend, Gloo("check_" + name));
-    return WatchBackend(std::move(backend), Prefixed("watch_" + name), options_.timeout, options_.recorder);
+    if (options_.check_collectives) {
+      LOCKSTEP_ASSIGN_OR_RETURN(const BackendPtr gloo, Gloo("check_" + name));
+      backend = CheckCollectives(backend, gloo);
+    }
+    return WatchBackend(std::move(backend), std::move(monitor), options_.timeout, options_.recorder);
+  }
+
+  /// Where this rank is to be reached: once, when something first goes over the network.
+  absl::Status FindNetwork() {
+    if (!address_.empty() || !interfaces_.empty()) return absl::OkStatus();
+    LOCKSTEP_ASSIGN_OR_RETURN(interfaces_, ChosenInterfaces());
+    if (!interfaces_.empty()) return absl::OkStatus();
+    const std::string master = HostOf(store_);
+    if (IsLoopback(master)) {
+      address_ = master.find(':') == std::string::npos ? "127.0.0.1" : "::1";
+      return absl::OkStatus();
+    }
+    LOCKSTEP_ASSIGN_OR_RETURN(address_,
+                              AddressForRanks(*Prefixed("network"), rank_, world_size_, master, options_.timeout));
+    return absl::OkStatus();
   }
 
   const StorePtr store_;
   const int rank_, world_size_;
   const ProcessGroupOptions& options_;
-  std::string why_not_shm_;
+  std::vector<std::string> interfaces_;
+  std::string address_;
+  std::string remark_;  // for the log
 };
+
+std::string HostName() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
+}
+
+/// "of 4 ranks these did not come: 2, 3; here are 0, 1 on alpha", from who has written its host's name under its rank;
+/// empty when all have, or nothing is known.
+std::string WhoIsMissing(c10d::Store& here, int world_size) {
+  std::string missing;
+  std::map<std::string, std::vector<int>> by_host;
+  try {
+    for (int r = 0; r < world_size; ++r) {
+      const std::string key = std::to_string(r);
+      if (here.check({key})) {
+        by_host[here.get_to_str(key)].push_back(r);
+      } else {
+        absl::StrAppend(&missing, missing.empty() ? "" : ", ", r);
+      }
+    }
+  } catch (const std::exception&) {
+    return "";  // the store is gone too
+  }
+  if (missing.empty()) return "";
+  std::vector<std::string> present;
+  for (const auto& [host, ranks] : by_host) present.push_back(absl::StrCat(absl::StrJoin(ranks, ", "), " on ", host));
+  return absl::StrCat("of ", world_size, " ranks these did not come: ", missing, "; here are ",
+                      absl::StrJoin(present, "; "));
+}
 
 absl::StatusOr<ProcessGroupPtr> MakeGroup(const StorePtr& store, int rank, int world_size,
                                           const ProcessGroupOptions& options, const std::string& name) {
@@ -115,24 +208,15 @@ absl::StatusOr<ProcessGroupPtr> MakeGroup(const StorePtr& store, int rank, int w
   const auto here = c10::make_intrusive<c10d::PrefixStore>("here", store);
   absl::StatusOr<ProcessGroupPtr> group = absl::UnknownError("");
   try {
-    here->set(std::to_string(rank), std::vector<uint8_t>{1});
+    const std::string host = HostName();
+    here->set(std::to_string(rank), std::vector<uint8_t>(host.begin(), host.end()));
     group = GroupBuilder(store, rank, world_size, options).Build(choice, name);
   } catch (const std::exception& e) {
     group = absl::UnavailableError(FirstLine(e.what()));
   }
   if (!absl::IsUnavailable(group.status())) return group;
-  std::string missing;
-  try {
-    for (int r = 0; r < world_size; ++r) {
-      if (!here->check({std::to_string(r)})) absl::StrAppend(&missing, missing.empty() ? "" : ", ", r);
-    }
-  } catch (const std::exception&) {
-    missing.clear();  // the store is gone too
-  }
-  if (!missing.empty()) {
-    return absl::UnavailableError(
-        absl::StrCat("process group: of ", world_size, " ranks these did not come: ", missing));
-  }
+  const std::string missing = WhoIsMissing(*here, world_size);
+  if (!missing.empty()) return absl::UnavailableError("process group: " + missing);
   return absl::UnavailableError(absl::StrCat("process group: rank ", rank, " of ", world_size,
                                              " could not join: ", std::string(group.status().message())));
 }

@@ -16,6 +16,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "lockstep/base/error_text.h"
 #include "lockstep/base/status_macros.h"
@@ -25,6 +26,11 @@ C10_DECLARE_int(caffe2_log_level);
 
 namespace lockstep {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Between two tries to reach a host that doesn't answer.
+constexpr std::chrono::milliseconds kPause(500);
 
 /// Fills rank and world size from "rank=R&world_size=N".
 absl::Status ReadQuery(const std::string& query, const std::string& url, int* rank, int* world_size) {
@@ -59,19 +65,37 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> OpenTcp(const std::string& host,
   options.waitWorkers = false;  // the backend's own start waits for every rank
   options.timeout = timeout;
   const QuietC10 quiet;
-  try {
-    // Small systems know no name for the loopback interface.
-    c10::intrusive_ptr<c10d::Store> store =
-        c10::make_intrusive<c10d::TCPStore>(host == "localhost" ? "127.0.0.1" : host, options);
-    return store;
-  } catch (const std::exception& e) {
-    const std::string what = FirstLine(e.what());
-    if (absl::StrContains(what, "EADDRINUSE") || absl::StrContains(what, "address already in use")) {
-      return absl::UnavailableError(
-          absl::StrCat("rendezvous: port ", port, " on ", host, " is in use; choose another one, or 0 for a free one"));
+  const auto deadline = Clock::now() + timeout;
+  while (true) {
+    try {
+      // Small systems know no name for the loopback interface.
+      c10::intrusive_ptr<c10d::Store> store =
+          c10::make_intrusive<c10d::TCPStore>(host == "localhost" ? "127.0.0.1" : host, options);
+      store->setTimeout(timeout);
+      return store;
+    } catch (const std::exception& e) {
+      const std::string what = FirstLine(e.what());
+      if (absl::StrContains(what, "EADDRINUSE") || absl::StrContains(what, "address already in use")) {
+        return absl::UnavailableError(absl::StrCat("rendezvous: port ", port, " on ", host,
+                                                   " is in use; choose another one, or 0 for a free one"));
+      }
+      // c10d tries again where the port is closed, but not where the host doesn't answer, which may come up later too.
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+      if (server || left <= kPause) {
+        return absl::UnavailableError(absl::StrCat("rendezvous: no store at ", host, ":", port, " within ",
+                                                   timeout.count(), " ms: ", what,
+                                                   server ? "" : "; rank 0 holds it: does it run there?"));
+      }
+      options.timeout = left - kPause;
+      std::this_thread::sleep_for(kPause);
     }
-    return absl::UnavailableError(absl::StrCat("rendezvous: no store at ", host, ":", port, ": ", what));
   }
+}
+
+/// "[::1]" is how an IPv6 address is written where a port may follow.
+std::string WithoutBrackets(const std::string& host) {
+  const bool in_brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  return in_brackets ? host.substr(1, host.size() - 2) : host;
 }
 
 }  // namespace
@@ -109,9 +133,9 @@ absl::StatusOr<Rendezvous> OpenRendezvous(const std::string& init_method, int ra
       return absl::InvalidArgumentError(
           absl::StrCat("rendezvous env://: ", env.master_addr.empty() ? "MASTER_ADDR" : "MASTER_PORT", " is not set"));
     }
-    result.host = env.master_addr;
+    result.host = WithoutBrackets(env.master_addr);
     LOCKSTEP_ASSIGN_OR_RETURN(
-        result.store, OpenTcp(env.master_addr, env.master_port, rank == 0 && !env.agent_store, world_size, timeout));
+        result.store, OpenTcp(result.host, env.master_port, rank == 0 && !env.agent_store, world_size, timeout));
     // The launcher's store outlives the ranks: what those before a restart have left in it is none of ours.
     if (env.agent_store) {
       result.store =
@@ -129,9 +153,12 @@ absl::StatusOr<Rendezvous> OpenRendezvous(const std::string& init_method, int ra
       return absl::InvalidArgumentError(
           absl::StrCat("rendezvous ", init_method, ": want tcp://HOST:PORT with a port from 1 to 65535"));
     }
-    result.host = std::string(rest.substr(0, colon));
-    if (result.host.front() == '[' && result.host.back() == ']') {
-      result.host = result.host.substr(1, result.host.size() - 2);
+    const std::string host(rest.substr(0, colon));
+    result.host = WithoutBrackets(host);
+    if (result.host == host && host.find(':') != std::string::npos) {
+      return absl::InvalidArgumentError(absl::StrCat("rendezvous ", init_method,
+                                                     ": an IPv6 address goes in brackets, as "
+                                                     "in tcp://[::1]:29500"));
     }
     LOCKSTEP_ASSIGN_OR_RETURN(result.store, OpenTcp(result.host, port, rank == 0, world_size, timeout));
     return result;

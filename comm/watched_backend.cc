@@ -24,24 +24,24 @@ using c10d::OpType;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-/// Between two looks at who is gone, while a collective takes long.
-constexpr auto kLook = std::chrono::milliseconds(500);
-
 /// What a backend's works need, also after it.
 struct Shared {
-  Shared(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::string backend_name,
-         std::chrono::milliseconds timeout_, std::shared_ptr<FlightRecorder> recorder_)
-      : name(std::move(backend_name)), timeout(timeout_), recorder(std::move(recorder_)), monitor(store, rank, size) {}
+  Shared(std::string backend_name, std::shared_ptr<LivenessMonitor> monitor_, std::chrono::milliseconds timeout_,
+         std::shared_ptr<FlightRecorder> recorder_)
+      : name(std::move(backend_name)),
+        monitor(std::move(monitor_)),
+        timeout(timeout_),
+        recorder(std::move(recorder_)) {}
 
   [[noreturn]] void Fail(const std::string& what, uint64_t sequence, uint64_t entry, const std::string& error) {
     std::string reason = absl::StrCat(name, ": ", what);
     const bool late = error.find("imed out") != std::string::npos;
-    const std::vector<int> behind = late ? monitor.Behind(sequence) : std::vector<int>();
+    const std::vector<int> behind = late ? monitor->Behind(sequence) : std::vector<int>();
     if (!behind.empty()) {
       absl::StrAppend(&reason, " timed out after ", timeout.load().count(),
                       " ms: these ranks did not come: ", absl::StrJoin(behind, ", "));
     } else {
-      absl::StrAppend(&reason, ": ", monitor.Explain(error, IsCommunicationError(error)));
+      absl::StrAppend(&reason, ": ", monitor->Explain(error, IsCommunicationError(error)));
     }
     if (recorder) {
       recorder->Ended(entry, reason);
@@ -52,9 +52,9 @@ struct Shared {
   }
 
   const std::string name;
+  const std::shared_ptr<LivenessMonitor> monitor;
   std::atomic<std::chrono::milliseconds> timeout;
   const std::shared_ptr<FlightRecorder> recorder;
-  LivenessMonitor monitor;
 };
 
 class WatchedWork : public c10d::Work {
@@ -70,7 +70,7 @@ class WatchedWork : public c10d::Work {
 
   ~WatchedWork() override {
     // Of one that nobody waited for. On NCCL it says more than is known: the device may not be done.
-    if (shared_->recorder && !ended_ && work_->isCompleted() && shared_->name == "gloo") {
+    if (shared_->recorder && !ended_ && work_->isCompleted() && shared_->name != "nccl") {
       shared_->recorder->Ended(entry_, work_->isSuccess() ? "" : "it failed, and nobody waited for it");
     }
   }
@@ -91,7 +91,7 @@ class WatchedWork : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override {
     try {
       const bool done = timeout == kNoTimeout && shared_->name == "gloo" && !c10d::isP2POp(opType_)
-                            ? WaitAndLook()
+                            ? shared_->monitor->Wait(*work_)
                             : work_->wait(timeout);
       if (shared_->recorder) shared_->recorder->Ended(entry_);
       ended_ = true;
@@ -103,21 +103,6 @@ class WatchedWork : public c10d::Work {
   }
 
  private:
-  bool WaitAndLook() {
-    std::unique_ptr<LivenessMonitor::Watch> watch;
-    while (true) {
-      try {
-        return work_->wait(kLook);
-      } catch (const std::exception&) {
-        // It may have come to its end just after its time was up.
-        if (work_->isCompleted()) return work_->wait(kNoTimeout);
-      }
-      if (!watch) watch = std::make_unique<LivenessMonitor::Watch>(shared_->monitor);
-      const std::vector<int> gone = watch->Gone();
-      TORCH_CHECK(gone.empty(), "rank ", absl::StrJoin(gone, ", "), " is gone: no heartbeat");
-    }
-  }
-
   const WorkPtr work_;
   const std::shared_ptr<Shared> shared_;
   const std::string what_;
@@ -127,12 +112,12 @@ class WatchedWork : public c10d::Work {
 
 class WatchedBackend : public c10d::Backend {
  public:
-  WatchedBackend(c10::intrusive_ptr<c10d::Backend> backend, const c10::intrusive_ptr<c10d::Store>& store,
+  WatchedBackend(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<LivenessMonitor> monitor,
                  std::chrono::milliseconds timeout, std::shared_ptr<FlightRecorder> recorder)
       : Backend(backend->getRank(), backend->getSize()),
         backend_(std::move(backend)),
         shared_(
-            std::make_shared<Shared>(store, rank_, size_, backend_->getBackendName(), timeout, std::move(recorder))) {}
+            std::make_shared<Shared>(backend_->getBackendName(), std::move(monitor), timeout, std::move(recorder))) {}
 
   const std::string getBackendName() const override { return backend_->getBackendName(); }
   c10::intrusive_ptr<Options> getBackendOptions() override { return backend_->getBackendOptions(); }
@@ -270,7 +255,7 @@ class WatchedBackend : public c10d::Backend {
                 c10d::ReduceOp::RedOpType reduction = c10d::ReduceOp::UNUSED, int peer = -1) {
     const bool p2p = c10d::isP2POp(operation);
     const uint64_t sequence = p2p ? sequence_.load() : ++sequence_;
-    shared_->monitor.SetProgress(sequence);
+    shared_->monitor->SetProgress(sequence);
     std::string what = c10d::opTypeToString(operation);
     if (p2p) {
       if (peer >= 0) absl::StrAppend(&what, operation == OpType::SEND ? " to rank " : " from rank ", peer);
@@ -306,10 +291,10 @@ class WatchedBackend : public c10d::Backend {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> WatchBackend(c10::intrusive_ptr<c10d::Backend> backend,
-                                               const c10::intrusive_ptr<c10d::Store>& store,
+                                               std::shared_ptr<LivenessMonitor> monitor,
                                                std::chrono::milliseconds timeout,
                                                std::shared_ptr<FlightRecorder> recorder) {
-  return c10::make_intrusive<WatchedBackend>(std::move(backend), store, timeout, std::move(recorder));
+  return c10::make_intrusive<WatchedBackend>(std::move(backend), std::move(monitor), timeout, std::move(recorder));
 }
 
 }  // namespace lockstep

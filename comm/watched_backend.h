@@ -1,7 +1,6 @@
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
 #include <memory>
@@ -9,13 +8,14 @@
 namespace lockstep {
 
 class FlightRecorder;
+class LivenessMonitor;
 
-/// LibTorch's Gloo or NCCL backend with errors that say more: which collective, its number in the group, and which rank
-/// is gone or did not come, from heartbeats through `store`. A rank that dies is noticed within 10 seconds by those who
-/// wait for a collective on the CPU; on NCCL, where nobody waits, its own watchdog or the launcher acts. `recorder` may
-/// be null. Collective.
+/// A Gloo, NCCL or hierarchical backend with errors that say more: which collective, its number in the group, and which
+/// rank is gone or did not come, by `monitor`, of the group's ranks. A rank that dies is noticed within 10 seconds by
+/// those who wait for a collective on the CPU; on NCCL, where nobody waits, its own watchdog or the launcher acts.
+/// `recorder` may be null. Collective.
 c10::intrusive_ptr<c10d::Backend> WatchBackend(c10::intrusive_ptr<c10d::Backend> backend,
-                                               const c10::intrusive_ptr<c10d::Store>& store,
+                                               std::shared_ptr<LivenessMonitor> monitor,
                                                std::chrono::milliseconds timeout,
                                                std::shared_ptr<FlightRecorder> recorder);
 

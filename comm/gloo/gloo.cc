@@ -3,18 +3,14 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupWrapper.hpp>
 
-#include <cstdlib>
-#include <sstream>
-
 namespace lockstep {
 
 c10::intrusive_ptr<c10d::Backend> MakeGlooBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                   int world_size, std::chrono::milliseconds timeout,
-                                                  const std::string& host) {
+                                                  const std::string& host, const std::vector<std::string>& interfaces) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-  if (const char* names = std::getenv("GLOO_SOCKET_IFNAME"); names != nullptr && *names != '\0') {
-    std::istringstream list(names);
-    for (std::string name; std::getline(list, name, ',');) {
+  if (!interfaces.empty()) {
+    for (const std::string& name : interfaces) {
       options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
     }
     options->threads = static_cast<int>(options->devices.size()) * 2;

@@ -87,7 +87,8 @@ class ShmBackend : public c10d::Backend {
         rounds_(*peers_, options.check_shapes),
         memory_(*peers_),
         exchange_(*peers_, rounds_, memory_),
-        mailbox_(*peers_) {}
+        mailbox_(*peers_),
+        queue_("shm") {}
 
   const std::string getBackendName() const override { return "shm"; }
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
@@ -97,6 +98,7 @@ class ShmBackend : public c10d::Backend {
     rounds_.Abort("aborted");
     mailbox_.Abort();
   }
+  void GiveUp(const std::string& reason) { peers_->Fail(reason); }
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override { return memory_.Allocate(size, options); }
 
@@ -585,9 +587,13 @@ class ShmBackend : public c10d::Backend {
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeShmBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                                  int world_size, const ShmBackendOptions& options) {
-  LOCKSTEP_ASSIGN_OR_RETURN(auto peers, shm::Peers::Connect(store, rank, world_size, options.timeout));
+  LOCKSTEP_ASSIGN_OR_RETURN(auto peers, shm::Peers::Connect(store, rank, world_size, options.timeout, options.names));
   return c10::intrusive_ptr<c10d::Backend>(
       c10::make_intrusive<ShmBackend>(std::move(peers), rank, world_size, options));
+}
+
+void GiveUpShmBackend(c10d::Backend& backend, const std::string& reason) {
+  dynamic_cast<ShmBackend&>(backend).GiveUp(reason);
 }
 
 }  // namespace lockstep

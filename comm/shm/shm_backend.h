@@ -6,6 +6,8 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
+#include <vector>
 
 namespace lockstep {
 
@@ -17,6 +19,8 @@ struct ShmBackendOptions {
   /// elements, reduction and root, is always checked.
   bool check_shapes = false;
   std::shared_ptr<FlightRecorder> recorder;  ///< Null: nothing is recorded.
+  /// What the ranks are called in the errors of collectives, where the group serves a larger one; empty: as here.
+  std::vector<int> names;
 };
 
 /// A backend for CPU tensors of ranks that share a host, through shared memory. Collective.
@@ -39,5 +43,9 @@ struct ShmBackendOptions {
 /// Thread-safe; the order of collectives must still be the same on all ranks.
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeShmBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                                  int world_size, const ShmBackendOptions& options = {});
+
+/// This rank gives up: the collectives of all others, under way or to come, throw that it did and `reason`. `backend`
+/// is one of MakeShmBackend. Any thread.
+void GiveUpShmBackend(c10d::Backend& backend, const std::string& reason);
 
 }  // namespace lockstep

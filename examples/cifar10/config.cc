@@ -215,7 +215,7 @@ void AddFields(Config& c, lockstep::ConfigFields& fields) {
   fields.Add("tensorboard", &c.tensorboard, "event files for TensorBoard in the run's folder");
   fields.Add("deterministic", &c.deterministic, "the same bits in each run, or an error where an operation can't");
   count("threads", &c.threads, 0, 1024, "of each rank; 0: OMP_NUM_THREADS, or cores / ranks of the host");
-  fields.Add("backend", &c.backend, "auto, shm, gloo or nccl");
+  fields.Add("backend", &c.backend, "auto, shm, gloo, hierarchical or nccl");
   range("timeout", &c.timeout, 0.001, 1e7, "seconds that the start and any collective may take");
 }
 

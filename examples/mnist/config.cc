@@ -44,7 +44,8 @@ ABSL_FLAG(std::string, pt_path, "",
           ".pt; default: the run's folder");
 ABSL_FLAG(int, patience, 5, "validations without a better accuracy until training stops");
 ABSL_FLAG(int, nproc_per_node, 0, "processes to start; 0: one per device, or 2 on the CPU");
-ABSL_FLAG(std::string, backend, "auto", "auto, shm, gloo, nccl, or one per device as in cpu:shm,cuda:nccl");
+ABSL_FLAG(std::string, backend, "auto",
+          "auto, shm, gloo, hierarchical, nccl, or one per device as in cpu:shm,cuda:nccl");
 ABSL_FLAG(std::string, amp, "auto",
           "mixed precision: auto (fp16 on CUDA, off on the CPU), off, bf16 or fp16; fp16 comes with a loss scaler, and "
           "is slow "

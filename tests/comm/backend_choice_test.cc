@@ -35,7 +35,7 @@ TEST(BackendChoice, NamesWhatIsWrong) {
   const auto expect = [](const std::string& text, bool cuda, const std::string& wanted) {
     EXPECT_NE(Parsed(text, cuda).find(wanted), std::string::npos) << text << ": " << Parsed(text, cuda);
   };
-  expect("smoke", false, "backend smoke: unknown; known: auto, shm, gloo, nccl");
+  expect("smoke", false, "backend smoke: unknown; known: auto, shm, gloo, hierarchical, nccl");
   expect("", false, "unknown");
   expect("mpi", false, "mpirun");
   expect("shm", true, "shm moves CPU tensors only");

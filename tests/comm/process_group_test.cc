@@ -107,7 +107,9 @@ TEST(ProcessGroup, NamesWhatIsWrong) {
   options.backend = "mpi";
   ExpectError(options, "start the ranks with mpirun");
   options.backend = "smoke";
-  ExpectError(options, "backend smoke: unknown; known: auto, shm, gloo, nccl, or one per device as in cpu:shm,cuda:nccl");
+  ExpectError(options,
+              "backend smoke: unknown; known: auto, shm, gloo, hierarchical, nccl, or one per device as in "
+              "cpu:shm,cuda:nccl");
   options.backend = "gloo";
   options.init_method = "udp://x";
   ExpectError(options, "unknown method; known: env://");

@@ -152,8 +152,8 @@ void Exchange::PullApart(const Call& call, const Plan& plan) {
     const int64_t expected = plan.take[plan.reduce ? 0 : r].bytes;
     // Where there is a root, ranks need not take what the root gives to others.
     const bool fits = expected == theirs[me] || (expected == 0 && (plan.same || call.what.root >= 0));
-    TORCH_CHECK_WITH(DistBackendError, fits, "shm: ", Rounds::Name(call.what), ": rank ", r, " gives rank ", me, " ",
-                     theirs[me], " bytes, which takes ", expected);
+    TORCH_CHECK_WITH(DistBackendError, fits, "shm: ", Rounds::Name(call.what), ": rank ", peers_.name(r),
+                     " gives rank ", peers_.name(me), " ", theirs[me], " bytes, which takes ", expected);
   }
 
   const int64_t place = table + (plan.same ? 0 : me * piece);

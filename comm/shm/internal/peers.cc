@@ -20,11 +20,10 @@
 
 #include "lockstep/base/error_text.h"
 #include "lockstep/base/status_macros.h"
+#include "lockstep/comm/meeting.h"
 
 namespace lockstep::shm {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 class File {
  public:
@@ -109,66 +108,26 @@ bool ReceiveWithFd(int socket, void* data, size_t bytes, int* fd, int flags) {
   return received == static_cast<ssize_t>(bytes);
 }
 
-/// One step of the meeting: everyone says something under `step`, and hears what the others say.
-absl::StatusOr<std::vector<std::string>> Exchange(c10d::Store& store, const std::string& step, int rank, int world_size,
-                                                  const std::string& mine, Clock::time_point deadline) {
-  const auto key = [&](int r) { return absl::StrCat(step, "/", r); };
-  std::vector<std::string> all(world_size);
-  int waiting_for = rank;
-  try {
-    store.set(key(rank), std::vector<uint8_t>(mine.begin(), mine.end()));
-    for (int r = 0; r < world_size; ++r) {
-      waiting_for = r;
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
-      store.wait({key(r)}, std::max(left, std::chrono::milliseconds(1)));
-      const std::vector<uint8_t> bytes = store.get(key(r));
-      all[r].assign(bytes.begin(), bytes.end());
-    }
-  } catch (const std::exception& e) {
-    std::string missing;
-    try {
-      for (int r = 0; r < world_size; ++r) {
-        if (!store.check({key(r)})) absl::StrAppend(&missing, missing.empty() ? "" : ", ", r);
-      }
-    } catch (const std::exception&) {
-      missing = std::to_string(waiting_for);  // the store is gone too
-    }
-    return absl::UnavailableError(
-        absl::StrCat("shm: of ", world_size, " ranks these did not come: ", missing, " (", FirstLine(e.what()), ")"));
-  }
-  return all;
-}
-
-/// The same for a status: the error of the lowest rank that has one, on all ranks.
-absl::Status Agree(c10d::Store& store, const std::string& step, int rank, int world_size, const std::string& problem,
-                   Clock::time_point deadline) {
-  LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                            Exchange(store, step, rank, world_size, problem.empty() ? "ok" : problem, deadline));
-  for (int r = 0; r < world_size; ++r) {
-    if (all[r] != "ok") return absl::FailedPreconditionError(absl::StrCat("shm: rank ", r, ": ", all[r]));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Peers>> Peers::Connect(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                                      int world_size, std::chrono::milliseconds timeout) {
+                                                      int world_size, std::chrono::milliseconds timeout,
+                                                      std::vector<int> names) {
   if (world_size > kMaxRanks) {
     return absl::FailedPreconditionError(absl::StrCat("shm: ", world_size, " ranks; at most ", kMaxRanks));
   }
-  const auto deadline = Clock::now() + timeout;
-  std::unique_ptr<Peers> peers(new Peers(rank, world_size));
+  Meeting meeting(*store, "shm", rank, world_size, Meeting::Clock::now() + timeout, names);
+  std::unique_ptr<Peers> peers(new Peers(rank, world_size, std::move(names)));
   std::random_device random;
   const auto number = [&] { return (static_cast<uint64_t>(random()) << 32) | random(); };
   const uint64_t token = number();
   std::string problem;
 
   // 1. Everyone has memory and listens.
-  const std::string name = absl::StrCat("lockstep-", absl::Hex(number(), absl::kZeroPad16), "-", rank);
+  const std::string listens_at = absl::StrCat("lockstep-", absl::Hex(number(), absl::kZeroPad16), "-", rank);
   File listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   sockaddr_un address;
-  const socklen_t length = AbstractAddress(name, address);
+  const socklen_t length = AbstractAddress(listens_at, address);
   if (listener.get() < 0) {
     problem = Problem("socket");
   } else if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
@@ -188,32 +147,32 @@ absl::StatusOr<std::unique_ptr<Peers>> Peers::Connect(const c10::intrusive_ptr<c
       problem = FirstLine(e.what());
     }
   }
-  LOCKSTEP_ASSIGN_OR_RETURN(
-      const std::vector<std::string> all,
-      Exchange(*store, "here", rank, world_size, absl::StrCat(token, " ", name, " ", problem), deadline));
+  LOCKSTEP_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                            meeting.Exchange("here", absl::StrCat(token, " ", listens_at, " ", problem)));
   std::vector<uint64_t> tokens(world_size);
-  std::vector<std::string> names(world_size);
+  std::vector<std::string> addresses(world_size);
   for (int r = 0; r < world_size; ++r) {
     const std::vector<std::string> parts = absl::StrSplit(all[r], absl::MaxSplits(' ', 2));
     if (parts.size() != 3)
-      return absl::InternalError(absl::StrCat("shm: what rank ", r, " left in the store is no address"));
+      return absl::InternalError(absl::StrCat("shm: what rank ", peers->name(r), " left in the store is no address"));
     tokens[r] = std::strtoull(parts[0].c_str(), nullptr, 10);
-    names[r] = parts[1];
-    if (!parts[2].empty()) return absl::FailedPreconditionError(absl::StrCat("shm: rank ", r, ": ", parts[2]));
+    addresses[r] = parts[1];
+    if (!parts[2].empty())
+      return absl::FailedPreconditionError(absl::StrCat("shm: rank ", peers->name(r), ": ", parts[2]));
   }
 
   // 2. Everyone connects to the ranks below; the kernel keeps the connections until they are accepted.
   for (int r = 0; r < rank && problem.empty(); ++r) {
     peers->sockets_[r] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    const socklen_t peer_length = AbstractAddress(names[r], address);
+    const socklen_t peer_length = AbstractAddress(addresses[r], address);
     const Hello hello{tokens[r], rank};
     if (peers->sockets_[r] < 0 ||
         connect(peers->sockets_[r], reinterpret_cast<sockaddr*>(&address), peer_length) != 0 ||
         !SendWithFd(peers->sockets_[r], &hello, sizeof(hello), -1, 0)) {
-      problem = Problem(absl::StrCat("rank ", r, " is out of reach on this host").c_str());
+      problem = Problem(absl::StrCat("rank ", peers->name(r), " is out of reach on this host").c_str());
     }
   }
-  LOCKSTEP_RETURN_IF_ERROR(Agree(*store, "connected", rank, world_size, problem, deadline));
+  LOCKSTEP_RETURN_IF_ERROR(meeting.Agree("connected", problem));
 
   // 3. Everyone accepts the ranks above, then passes its memory around.
   try {
@@ -244,13 +203,15 @@ absl::StatusOr<std::unique_ptr<Peers>> Peers::Connect(const c10::intrusive_ptr<c
                   Problem("passing memory"));
       int fd = -1;
       Hello hello;
-      TORCH_CHECK(ReceiveWithFd(peers->sockets_[from], &hello, sizeof(hello), &fd, 0), "no memory from rank ", from);
-      TORCH_CHECK(fd >= 0, "the descriptor of rank ", from,
+      TORCH_CHECK(ReceiveWithFd(peers->sockets_[from], &hello, sizeof(hello), &fd, 0), "no memory from rank ",
+                  peers->name(from));
+      TORCH_CHECK(fd >= 0, "the descriptor of rank ", peers->name(from),
                   "'s memory did not arrive; is the limit of open files "
                   "(ulimit -n) reached?");
       peers->segments_[from] = Segment::Map(fd, RankMemory::Bytes(world_size));
       peers->memories_[from] = reinterpret_cast<RankMemory*>(peers->segments_[from].data());
-      TORCH_CHECK(peers->memories_[from]->token == tokens[from], "what rank ", from, " passed is not its memory");
+      TORCH_CHECK(peers->memories_[from]->token == tokens[from], "what rank ", peers->name(from),
+                  " passed is not its memory");
     }
   } catch (const std::exception& e) {
     problem = FirstLine(e.what());
@@ -261,7 +222,7 @@ absl::StatusOr<std::unique_ptr<Peers>> Peers::Connect(const c10::intrusive_ptr<c
     }
   }
   peers->segments_[rank].CloseFd();
-  LOCKSTEP_RETURN_IF_ERROR(Agree(*store, "mapped", rank, world_size, problem, deadline));
+  LOCKSTEP_RETURN_IF_ERROR(meeting.Agree("mapped", problem));
 
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -290,12 +251,12 @@ std::optional<std::string> Peers::WhyGone(int peer) {
                      ((ends[0].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0 || (ends[1].revents & POLLIN) != 0);
   switch (memory(peer).state.load(std::memory_order_acquire)) {
     case RankState::kFailed: return absl::StrCat("rank ", memory(peer).culprit, " gave up: ", memory(peer).reason);
-    case RankState::kLeft: return absl::StrCat("rank ", peer, " has left the group");
+    case RankState::kLeft: return absl::StrCat("rank ", name(peer), " has left the group");
     case RankState::kHere:
     case RankState::kLeaving: break;
   }
   if (!ended) return std::nullopt;
-  return absl::StrCat("rank ", peer, " is gone (its process has ended)");
+  return absl::StrCat("rank ", name(peer), " is gone (its process has ended)");
 }
 
 void Peers::Fail(const std::string& reason) {
@@ -306,7 +267,7 @@ void Peers::Fail(const std::string& reason) {
   for (const RankMemory* memory : memories_) {
     if (memory->state.load(std::memory_order_acquire) == RankState::kFailed) first = memory;
   }
-  mine().culprit = first != nullptr ? first->culprit : rank_;
+  mine().culprit = first != nullptr ? first->culprit : name(rank_);
   const std::string text = first != nullptr ? first->reason : reason;
   text.copy(mine().reason, sizeof(mine().reason) - 1);
   mine().state.store(RankState::kFailed, std::memory_order_release);
@@ -327,7 +288,7 @@ bool Peers::Send(int peer, const Message& message, int fd) {
 Peers::Message Peers::Receive(int peer, int* fd) {
   Message message;
   TORCH_CHECK_WITH(DistBackendError, ReceiveWithFd(sockets_[peer], &message, sizeof(message), fd, 0),
-                   "shm: ", WhyGone(peer).value_or(absl::StrCat("rank ", peer, " does not answer")));
+                   "shm: ", WhyGone(peer).value_or(absl::StrCat("rank ", name(peer), " does not answer")));
   return message;
 }
 

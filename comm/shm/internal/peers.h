@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/shm/internal/layout.h"
@@ -24,14 +25,18 @@ class Peers {
  public:
   /// Collective; the ranks meet in `store` and come to the same answer. FailedPrecondition, on all ranks, when some two
   /// ranks can't share memory; it says which and why. Unavailable when ranks don't come within `timeout`.
+  /// `names`: see ShmBackendOptions.
   static absl::StatusOr<std::unique_ptr<Peers>> Connect(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                                        int world_size, std::chrono::milliseconds timeout);
+                                                        int world_size, std::chrono::milliseconds timeout,
+                                                        std::vector<int> names = {});
   ~Peers();
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(memories_.size()); }
+  /// What `peer` is called in errors.
+  int name(int peer) const { return names_.empty() ? peer : names_[peer]; }
   RankMemory& memory(int peer) { return *memories_[peer]; }
   RankMemory& mine() { return *memories_[rank_]; }
 
@@ -57,14 +62,16 @@ class Peers {
   Message Receive(int peer, int* fd);
 
  private:
-  Peers(int rank, int world_size)
+  Peers(int rank, int world_size, std::vector<int> names)
       : rank_(rank),
+        names_(std::move(names)),
         sockets_(world_size, -1),
         processes_(world_size, -1),
         segments_(world_size),
         memories_(world_size) {}
 
   const int rank_;
+  const std::vector<int> names_;
   std::vector<int> sockets_;
   std::vector<int> processes_;  // see OpenProcess
   std::vector<Segment> segments_;

@@ -42,8 +42,8 @@ void Rounds::PublishAndCompare() {
                        theirs.reduction == mine.reduction && theirs.dtype == mine.dtype && theirs.root == mine.root &&
                        theirs.elements == mine.elements &&
                        (!check_shapes_ || (theirs.dims == mine.dims && theirs.shape == mine.shape));
-    TORCH_CHECK_WITH(DistBackendError, alike, "shm: the ranks don't call the same: rank ", peers_.rank(), " calls ",
-                     Name(mine), ", rank ", r, " calls ", Name(theirs));
+    TORCH_CHECK_WITH(DistBackendError, alike, "shm: the ranks don't call the same: rank ", peers_.name(peers_.rank()),
+                     " calls ", Name(mine), ", rank ", peers_.name(r), " calls ", Name(theirs));
   }
 }
 
@@ -55,7 +55,7 @@ void Rounds::Check() {
     // Whether it is gone must be known before whether it has come: it may do the one after the other.
     const auto why = r == peers_.rank() ? std::nullopt : peers_.WhyGone(r);
     if (r == peers_.rank() || peers_.memory(r).round.Reached(round_)) continue;
-    absl::StrAppend(&missing, missing.empty() ? "" : ", ", r);
+    absl::StrAppend(&missing, missing.empty() ? "" : ", ", peers_.name(r));
     if (!why) continue;
     std::string& reasons = peers_.memory(r).state.load() == RankState::kFailed ? gave_up : gone;
     absl::StrAppend(&reasons, reasons.empty() ? "" : "; ", *why);

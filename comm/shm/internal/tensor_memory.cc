@@ -93,8 +93,8 @@ void TensorMemory::Tell(const Peers::Message& message, int fd) {
     if (r == peers_.rank() || peers_.Send(r, message, fd)) continue;
     const int error = errno;
     // A dead rank the collective itself finds out. One that lives would wait for this message for ever.
-    TORCH_CHECK_WITH(DistBackendError, peers_.WhyGone(r).has_value(), "shm: a segment could not be passed to rank ", r,
-                     ": ", std::strerror(error));
+    TORCH_CHECK_WITH(DistBackendError, peers_.WhyGone(r).has_value(), "shm: a segment could not be passed to rank ",
+                     peers_.name(r), ": ", std::strerror(error));
   }
   ++sent_;
 }
@@ -107,7 +107,7 @@ void TensorMemory::Hear(int peer, const Descriptor& descriptor) {
     if (message.bytes == 0) {
       mapped.segments.erase(message.segment);
     } else {
-      TORCH_CHECK_WITH(DistBackendError, fd >= 0, "shm: the descriptor of a tensor of rank ", peer,
+      TORCH_CHECK_WITH(DistBackendError, fd >= 0, "shm: the descriptor of a tensor of rank ", peers_.name(peer),
                        " did not arrive; is the limit of open files (ulimit -n) reached?");
       mapped.segments[message.segment] = Segment::Map(fd, message.bytes);
     }
@@ -122,7 +122,7 @@ char* TensorMemory::Find(int peer, const Descriptor& descriptor) {
     }
   }
   const auto found = mapped_[peer].segments.find(descriptor.segment);
-  TORCH_CHECK_WITH(DistBackendError, found != mapped_[peer].segments.end(), "shm: rank ", peer,
+  TORCH_CHECK_WITH(DistBackendError, found != mapped_[peer].segments.end(), "shm: rank ", peers_.name(peer),
                    " uses memory that it never passed");
   return found->second.data() + descriptor.offset;
 }

@@ -36,9 +36,9 @@ bool QueuedWork::wait(std::chrono::milliseconds timeout) {
     } else {
       queue_.Urge();
       std::unique_lock<std::mutex> lock(mutex_);
-      TORCH_CHECK_WITH(DistBackendError, cv_.wait_for(lock, timeout, [this] { return completed_; }),
-                       "shm: ", c10d::opTypeToString(opType_), " #", sequence_, ": wait timed out after ",
-                       timeout.count(), " ms");
+      TORCH_CHECK_WITH(DistBackendError, cv_.wait_for(lock, timeout, [this] { return completed_; }), queue_.name_, ": ",
+                       c10d::opTypeToString(opType_), " #", sequence_, ": wait timed out after ", timeout.count(),
+                       " ms");
     }
   }
   if (exception_) std::rethrow_exception(exception_);
@@ -127,7 +127,7 @@ void WorkQueue::RunFirst(QueuedWork* until) {
 }
 
 void WorkQueue::ThreadMain() {
-  c10::setThreadName("lockstep_shm");
+  c10::setThreadName("lockstep_" + name_.substr(0, 6));
   std::unique_lock<std::mutex> lock(mutex_);
   const QueuedWork* seen = nullptr;  // first in the queue at the last look
   int looks = 0;

@@ -7,7 +7,9 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace lockstep::shm {
@@ -53,7 +55,8 @@ class QueuedWork : public c10d::Work {
 /// Runs works one after the other, in the order in which they were added.
 class WorkQueue {
  public:
-  WorkQueue() = default;
+  /// `name` begins the errors of works.
+  explicit WorkQueue(std::string name) : name_(std::move(name)) {}
   /// Runs what is left.
   ~WorkQueue();
   WorkQueue(const WorkQueue&) = delete;
@@ -91,6 +94,7 @@ class WorkQueue {
   void Urge();
   void ThreadMain();
 
+  const std::string name_;
   std::mutex run_mutex_;  // held by whoever runs a work
   mutable std::mutex mutex_;
   std::condition_variable wake_;

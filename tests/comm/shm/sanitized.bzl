@@ -29,6 +29,7 @@ def sanitized_shm_test(name, sanitizer, srcs, env, data = []):
             "//base:status_macros",
             "//comm:definedness",
             "//comm:flight_recorder",
+            "//comm:meeting",
             # For their headers; of their objects none is linked, since those above define all that they do.
             "//comm/shm",
             "//comm/shm/internal:exchange",
