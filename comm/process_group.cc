@@ -201,6 +201,19 @@ std::string WhoIsMissing(c10d::Store& here, int world_size) {
                       absl::StrJoin(present, "; "));
 }
 
+/// When a group could not be made: rank 0, whose end may be that of the store, gives the others time to find out why.
+void LeaveAfterTheOthers(c10d::Store& here, int rank, int world_size) {
+  const auto left = [](int r) { return absl::StrCat("left/", r); };
+  try {
+    here.set(left(rank), std::vector<uint8_t>{1});
+    std::vector<std::string> others;
+    for (int r = 1; r < world_size; ++r) others.push_back(left(r));
+    if (rank == 0) here.wait(others, std::chrono::seconds(2));
+  } catch (const std::exception&) {
+    // They did not come, or the store is gone.
+  }
+}
+
 absl::StatusOr<ProcessGroupPtr> MakeGroup(const StorePtr& store, int rank, int world_size,
                                           const ProcessGroupOptions& options, const std::string& name) {
   LOCKSTEP_ASSIGN_OR_RETURN(const BackendChoice choice, ParseBackend(options.backend, options.cuda));
@@ -214,8 +227,10 @@ absl::StatusOr<ProcessGroupPtr> MakeGroup(const StorePtr& store, int rank, int w
   } catch (const std::exception& e) {
     group = absl::UnavailableError(FirstLine(e.what()));
   }
+  if (group.ok()) return group;
+  const std::string missing = absl::IsUnavailable(group.status()) ? WhoIsMissing(*here, world_size) : "";
+  LeaveAfterTheOthers(*here, rank, world_size);
   if (!absl::IsUnavailable(group.status())) return group;
-  const std::string missing = WhoIsMissing(*here, world_size);
   if (!missing.empty()) return absl::UnavailableError("process group: " + missing);
   return absl::UnavailableError(absl::StrCat("process group: rank ", rank, " of ", world_size,
                                              " could not join: ", std::string(group.status().message())));

@@ -40,6 +40,7 @@ struct Shared {
     if (!behind.empty()) {
       absl::StrAppend(&reason, " timed out after ", timeout.load().count(),
                       " ms: these ranks did not come: ", absl::StrJoin(behind, ", "));
+      monitor->Explain(reason, /*communication=*/false);  // leaves it for the others
     } else {
       absl::StrAppend(&reason, ": ", monitor->Explain(error, IsCommunicationError(error)));
     }

@@ -185,19 +185,20 @@ void TwoLevels::Barrier(Clock::time_point deadline) {
 
 void TwoLevels::AllGather(const Tensors& outputs, const at::Tensor& input, Clock::time_point deadline) {
   const at::NoGradGuard no_grad;
+  if (input.numel() == 0) return;
   const int64_t n = input.numel(), hosts = static_cast<int64_t>(ranks_.size()),
                 mates = static_cast<int64_t>(ranks_[0].size());
   c10d::AllgatherOptions options;
   // Of the ranks with my number on all hosts, then of all.
   at::Tensor flat = input.view({-1}), lane = flat, all;
   if (between_) {
-    lane = at::empty({hosts, n}, input.options());
+    lane = at::empty({hosts * n}, input.options());
     options.timeout = Left(deadline);
     monitor_->Wait(*between_->_allgather_base(lane, flat, options));
   }
   all = lane;
   if (local_) {
-    all = at::empty({mates, hosts, n}, input.options());
+    all = at::empty({mates * hosts * n}, input.options());
     options.timeout = Left(deadline) + kLonger;
     local_->_allgather_base(all, lane, options)->wait();
   }
@@ -213,6 +214,7 @@ void TwoLevels::AllGather(const Tensors& outputs, const at::Tensor& input, Clock
 void TwoLevels::ReduceScatter(at::Tensor output, const Tensors& inputs, const c10d::ReduceOp& reduction,
                               Clock::time_point deadline) {
   const at::NoGradGuard no_grad;
+  if (output.numel() == 0) return;
   const int64_t n = output.numel(), hosts = static_cast<int64_t>(ranks_.size()),
                 mates = static_cast<int64_t>(ranks_[0].size());
   c10d::ReduceScatterOptions options;
