@@ -139,11 +139,11 @@ class HierarchicalBackend : public c10d::Backend {
 
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
     CheckBlocks(output, input, "_allgather_base", "output", "input");
-    if (!levels_.even() || !output.is_contiguous()) {
+    if (!levels_.even()) {
       return Flat(OpType::_ALLGATHER_BASE, {output}, options.timeout,
                   [this, output, input, options]() mutable { return flat_->_allgather_base(output, input, options); });
     }
-    return AllGather(OpType::_ALLGATHER_BASE, Rows(output), input, options.timeout, {output});
+    return AllGather(OpType::_ALLGATHER_BASE, {output}, input, options.timeout);
   }
 
   WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -177,12 +177,12 @@ class HierarchicalBackend : public c10d::Backend {
                                const c10d::ReduceScatterOptions& options) override {
     CheckBlocks(input, output, "_reduce_scatter_base", "input", "output");
     CheckReduction(OpType::_REDUCE_SCATTER_BASE, options.reduceOp, output);
-    if (!levels_.even() || !input.is_contiguous()) {
+    if (!levels_.even()) {
       return Flat(OpType::_REDUCE_SCATTER_BASE, {output}, options.timeout, [this, output, input, options]() mutable {
         return flat_->_reduce_scatter_base(output, input, options);
       });
     }
-    return ReduceScatter(OpType::_REDUCE_SCATTER_BASE, output, Rows(input), options);
+    return ReduceScatter(OpType::_REDUCE_SCATTER_BASE, output, {input}, options);
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) override {
@@ -283,29 +283,30 @@ class HierarchicalBackend : public c10d::Backend {
     });
   }
 
-  WorkPtr AllGather(OpType operation, const Tensors& by_rank, const at::Tensor& input,
-                    std::chrono::milliseconds timeout, const Tensors& outputs = {}) {
-    return Submit(operation, outputs.empty() ? by_rank : outputs, timeout, [this, by_rank, input](Deadline deadline) {
-      const at::NoGradGuard no_grad;
+  /// Into a tensor per rank, or one for all.
+  WorkPtr AllGather(OpType operation, const Tensors& outputs, const at::Tensor& input,
+                    std::chrono::milliseconds timeout) {
+    return Submit(operation, outputs, timeout, [this, outputs, input](Deadline deadline) {
+      std::vector<Plain> plains(outputs.begin(), outputs.end());
       Tensors to;
-      for (const at::Tensor& output : by_rank) to.push_back(Reals(output.detach()));
-      levels_.AllGather(to, Reals(input.detach().contiguous()), deadline);
+      for (const Plain& plain : plains) to.push_back(plain.data());
+      levels_.AllGather(ByRank(to), Plain(input).data(), deadline);
+      for (Plain& plain : plains) plain.CopyBack();
     });
   }
 
+  /// From a tensor per rank, or one for all.
   WorkPtr ReduceScatter(OpType operation, const at::Tensor& output, const Tensors& inputs,
                         const c10d::ReduceScatterOptions& options) {
     const c10d::ReduceOp reduction = OfDtype(options.reduceOp, output);
     return Submit(operation, {output}, options.timeout, [this, output, inputs, reduction](Deadline deadline) {
       Tensors from;
-      for (const at::Tensor& input : inputs) from.push_back(Reals(input.detach().contiguous()));
+      for (const at::Tensor& input : inputs) from.push_back(Plain(input).data());
       Plain plain(output);
-      levels_.ReduceScatter(plain.data(), from, reduction, deadline);
+      levels_.ReduceScatter(plain.data(), ByRank(from), reduction, deadline);
       plain.CopyBack();
     });
   }
-
-  static at::Tensor Reals(const at::Tensor& tensor) { return tensor.is_complex() ? at::view_as_real(tensor) : tensor; }
 
   static Tensors Flattened(const std::vector<Tensors>& lists) {
     Tensors all;
@@ -313,9 +314,10 @@ class HierarchicalBackend : public c10d::Backend {
     return all;
   }
 
-  /// The parts of a contiguous tensor, by rank.
-  Tensors Rows(const at::Tensor& tensor) const {
-    const at::Tensor flat = tensor.detach().view({size_, -1});
+  /// The parts of one tensor, if it is one.
+  Tensors ByRank(const Tensors& tensors) const {
+    if (tensors.size() == static_cast<size_t>(size_)) return tensors;
+    const at::Tensor flat = tensors[0].view({size_, tensors[0].numel() / size_});
     Tensors rows;
     for (int r = 0; r < size_; ++r) rows.push_back(flat[r]);
     return rows;

@@ -52,14 +52,14 @@ TwoLevels::TwoLevels(const Hosts& hosts, int rank, Links links, std::shared_ptr<
   me_ = static_cast<int>(std::find(mine.begin(), mine.end(), rank_) - mine.begin());
 }
 
-std::vector<TwoLevels::Piece> TwoLevels::Cut(const at::Tensor& data) const {
+std::vector<TwoLevels::Piece> TwoLevels::Cut(const at::Tensor& data, int first_lane) const {
   const int64_t element = static_cast<int64_t>(data.element_size()), bytes = data.numel() * element;
-  const int64_t wanted = std::clamp(bytes / std::max(lanes_, 1), kLeastPiece, kMostPiece);
+  const int64_t wanted = std::clamp(bytes / lanes_, kLeastPiece, kMostPiece);
   const int64_t step = (wanted + kAlign - 1) / kAlign * kAlign / element;
   const at::Tensor flat = data.view({-1});
   std::vector<Piece> pieces;
   for (int64_t begin = 0; begin < flat.numel() || pieces.empty(); begin += step) {
-    const int lane = static_cast<int>(pieces.size()) % std::max(lanes_, 1);
+    const int lane = (first_lane + static_cast<int>(pieces.size())) % lanes_;
     pieces.push_back({flat.narrow(0, begin, std::min(step, flat.numel() - begin)), lane, nullptr});
   }
   return pieces;
@@ -146,20 +146,23 @@ void TwoLevels::Broadcast(at::Tensor data, int root, Clock::time_point deadline)
   const at::NoGradGuard no_grad;
   const bool here = host_of_[root] == host_;
   const std::vector<int>& mates = ranks_[host_of_[root]];
-  if (here) {
-    BroadcastInHost(data, static_cast<int>(std::find(mates.begin(), mates.end(), root) - mates.begin()),
-                    Left(deadline));
-  }
-  if (ranks_.size() == 1) return;
-  std::vector<Piece> pieces = Cut(data);
+  const int number = static_cast<int>(std::find(mates.begin(), mates.end(), root) - mates.begin());
+  if (ranks_.size() == 1) return BroadcastInHost(data, number, Left(deadline));
+  // The root itself has the first lane, if it has one: that need not wait for its host.
+  std::vector<Piece> pieces = Cut(data, number < lanes_ ? number : 0);
   c10d::BroadcastOptions options;
   options.rootRank = host_of_[root];
-  for (Piece& piece : pieces) {
-    if (!IsMine(piece)) continue;
-    options.timeout = Left(deadline);
-    Tensors tensors = {piece.data};
-    piece.work = between_->broadcast(tensors, options);
-  }
+  const auto send = [&] {
+    for (Piece& piece : pieces) {
+      if (!IsMine(piece)) continue;
+      options.timeout = Left(deadline);
+      Tensors tensors = {piece.data};
+      piece.work = between_->broadcast(tensors, options);
+    }
+  };
+  if (rank_ == root || !here) send();
+  if (here) BroadcastInHost(data, number, Left(deadline));
+  if (rank_ != root && here) send();
   for (Piece& piece : pieces) {
     if (piece.work) monitor_->Wait(*piece.work);
     if (!here) BroadcastInHost(piece.data, piece.lane, Left(deadline) + kLonger);
@@ -183,61 +186,63 @@ void TwoLevels::Barrier(Clock::time_point deadline) {
   in_host(Left(deadline) + kLonger);
 }
 
+/// Each lane broadcasts the tensors of its ranks, host by host; what has come, the host's ranks exchange while the rest
+/// is under way.
 void TwoLevels::AllGather(const Tensors& outputs, const at::Tensor& input, Clock::time_point deadline) {
   const at::NoGradGuard no_grad;
   if (input.numel() == 0) return;
-  const int64_t n = input.numel(), hosts = static_cast<int64_t>(ranks_.size()),
-                mates = static_cast<int64_t>(ranks_[0].size());
-  c10d::AllgatherOptions options;
-  // Of the ranks with my number on all hosts, then of all.
-  at::Tensor flat = input.view({-1}), lane = flat, all;
-  if (between_) {
-    lane = at::empty({hosts * n}, input.options());
+  if (outputs[rank_].data_ptr() != input.data_ptr()) outputs[rank_].view({-1}).copy_(input.view({-1}));
+  const int hosts = static_cast<int>(ranks_.size());
+  std::vector<c10::intrusive_ptr<c10d::Work>> works(hosts);
+  for (int host = 0; host < hosts && between_; ++host) {
+    c10d::BroadcastOptions options;
+    options.rootRank = host;
     options.timeout = Left(deadline);
-    monitor_->Wait(*between_->_allgather_base(lane, flat, options));
+    Tensors tensors = {outputs[ranks_[host][me_]]};
+    works[host] = between_->broadcast(tensors, options);
   }
-  all = lane;
-  if (local_) {
-    all = at::empty({mates * hosts * n}, input.options());
+  for (int i = 0; i < hosts; ++i) {
+    const int host = (host_ + i) % hosts;  // my own first: it waits for nobody
+    if (works[host]) monitor_->Wait(*works[host]);
+    if (!local_) continue;
+    std::vector<Tensors> all(1);
+    for (int rank : ranks_[host]) all[0].push_back(outputs[rank]);
+    Tensors mine = {outputs[ranks_[host][me_]]};
+    c10d::AllgatherOptions options;
     options.timeout = Left(deadline) + kLonger;
-    local_->_allgather_base(all, lane, options)->wait();
-  }
-  all = all.view({mates, hosts, n});
-  for (int64_t host = 0; host < hosts; ++host) {
-    for (int64_t mate = 0; mate < mates; ++mate) {
-      at::Tensor output = outputs[ranks_[host][mate]];
-      output.copy_(all[mate][host].view(output.sizes()));
-    }
+    local_->allgather(all, mine, options)->wait();
   }
 }
 
+/// The same backwards: for one host after the other, its ranks' parts are reduced in this host, then in each lane.
 void TwoLevels::ReduceScatter(at::Tensor output, const Tensors& inputs, const c10d::ReduceOp& reduction,
                               Clock::time_point deadline) {
   const at::NoGradGuard no_grad;
   if (output.numel() == 0) return;
-  const int64_t n = output.numel(), hosts = static_cast<int64_t>(ranks_.size()),
-                mates = static_cast<int64_t>(ranks_[0].size());
-  c10d::ReduceScatterOptions options;
-  options.reduceOp = InParts(reduction);
-  // For each rank of this host, what the ranks with its number are to have; this host's sum of what mine are to have.
-  at::Tensor all = at::empty({mates, hosts, n}, output.options()), lane = all;
-  for (int64_t mate = 0; mate < mates; ++mate) {
-    for (int64_t host = 0; host < hosts; ++host) all[mate][host].copy_(inputs[ranks_[host][mate]].view({-1}));
-  }
-  if (local_) {
-    lane = at::empty({hosts, n}, output.options());
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  for (int host = 0; host < static_cast<int>(ranks_.size()); ++host) {
+    at::Tensor part = host == host_ ? output : at::empty_like(output);
+    if (local_) {
+      std::vector<Tensors> all(1);
+      for (int rank : ranks_[host]) all[0].push_back(inputs[rank]);
+      Tensors parts = {part};
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = InParts(reduction);
+      options.timeout = Left(deadline);
+      local_->reduce_scatter(parts, all, options)->wait();
+    } else {
+      part.view({-1}).copy_(inputs[ranks_[host][0]].view({-1}));
+    }
+    if (!between_) continue;
+    c10d::ReduceOptions options;
+    options.reduceOp = InParts(reduction);
+    options.rootRank = host;
     options.timeout = Left(deadline);
-    local_->_reduce_scatter_base(lane, all, options)->wait();
+    Tensors tensors = {part};
+    works.push_back(between_->reduce(tensors, options));
   }
-  at::Tensor mine = lane.view({-1});
-  if (between_) {
-    mine = at::empty({n}, output.options());
-    lane = lane.view({-1});
-    options.timeout = Left(deadline);
-    monitor_->Wait(*between_->_reduce_scatter_base(mine, lane, options));
-  }
-  if (IsAverage(reduction)) mine.div_(static_cast<int64_t>(host_of_.size()));
-  output.copy_(mine.view(output.sizes()));
+  for (const auto& work : works) monitor_->Wait(*work);
+  if (IsAverage(reduction)) output.div_(static_cast<int64_t>(host_of_.size()));
 }
 
 }  // namespace lockstep::hierarchical

@@ -47,9 +47,9 @@ class TwoLevels {
   void Reduce(at::Tensor data, const c10d::ReduceOp& reduction, int root, Clock::time_point deadline);
   void Broadcast(at::Tensor data, int root, Clock::time_point deadline);
   void Barrier(Clock::time_point deadline);
-  /// `outputs`, by rank, have `input`'s size.
+  /// `outputs`, by rank, are contiguous and have `input`'s size.
   void AllGather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, Clock::time_point deadline);
-  /// `inputs`, by rank, have `output`'s size.
+  /// `inputs`, by rank, are contiguous and have `output`'s size.
   void ReduceScatter(at::Tensor output, const std::vector<at::Tensor>& inputs, const c10d::ReduceOp& reduction,
                      Clock::time_point deadline);
 
@@ -62,7 +62,7 @@ class TwoLevels {
     int lane;
     c10::intrusive_ptr<c10d::Work> work;  ///< On the network; of this rank's lane alone.
   };
-  std::vector<Piece> Cut(const at::Tensor& data) const;
+  std::vector<Piece> Cut(const at::Tensor& data, int first_lane = 0) const;
   bool IsMine(const Piece& piece) const { return piece.lane == me_ && between_; }
   void ReduceInHost(at::Tensor data, const c10d::ReduceOp& reduction, int to, std::chrono::milliseconds timeout);
   void BroadcastInHost(at::Tensor data, int from, std::chrono::milliseconds timeout);
