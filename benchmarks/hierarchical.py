@@ -5,7 +5,8 @@
 
 The hosts are network namespaces of this machine, joined by a bridge with a veth pair each, so that both sides send over
 the same cables; all ranks share this machine's cores. It needs root, or user namespaces, and `ip` of iproute2. A round
-is one start of all ranks (benchmarks/hierarchical.cc), which alternate in blocks; medians are over rounds.
+is one start of all ranks (benchmarks/hierarchical.cc), which alternate in blocks of calls that end with a barrier; medians
+are over rounds. The bytes of an all-gather are those of its result.
 """
 import json
 import os
@@ -19,7 +20,7 @@ import network
 KIB, MIB = 1 << 10, 1 << 20
 RANK = os.path.abspath("benchmarks/hierarchical_rank")
 SIZES = [4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB]
-BLOCKS = "3"
+BLOCKS = "5"
 LAYOUT = [[0, 1], [2, 3]]
 
 
