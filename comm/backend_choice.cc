@@ -16,9 +16,9 @@ constexpr char kKnown[] = "auto, shm, gloo, hierarchical, nccl, or one per devic
 absl::Status CheckName(const std::string& text, const std::string& name, bool for_cpu, bool for_cuda) {
   if (name == "mpi") {
     return absl::InvalidArgumentError(
-        "backend mpi: not offered; start the ranks with mpirun instead, giving each RANK, WORLD_SIZE, MASTER_ADDR and "
-        "MASTER_PORT, for example: mpirun -n 2 sh -c 'RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE "
-        "MASTER_ADDR=localhost MASTER_PORT=29500 exec ./trainer --backend=gloo'");
+        "backend mpi: not offered; mpirun may start the ranks, which then find each other by themselves and move "
+        "tensors "
+        "by shm, gloo or nccl: mpirun -n 2 ./trainer (across hosts with -x MASTER_ADDR=HOST -x MASTER_PORT=PORT)");
   }
   if (name != "auto" && name != "shm" && name != "hierarchical" && name != "gloo" && name != "nccl") {
     return absl::InvalidArgumentError(absl::StrCat("backend ", text, ": unknown; known: ", kKnown));
