@@ -34,7 +34,6 @@ ABSL_FLAG(std::string, weights, "", "the same as --set pretrained=…");
 ABSL_FLAG(int64_t, synthetic, 0, "train on so many made-up pictures that can be learnt, in CIFAR-10's format");
 ABSL_FLAG(std::string, resume, "", "go on with the run in save_dir: latest, best, or a checkpoint's file");
 ABSL_FLAG(int, nproc_per_node, 0, "ranks to start without a launcher; 0: one for each device, or 2 on the CPU");
-ABSL_FLAG(int, local_rank, -1, "given by older launchers; the environment is asked for the rest");
 ABSL_FLAG(bool, print_config, false, "print the configuration with all its defaults, and end");
 
 namespace cifar10 {
@@ -299,10 +298,6 @@ absl::StatusOr<Plan> MakePlan(const Config& config, int gpu_count) {
   Plan plan;
   LOCKSTEP_ASSIGN_OR_RETURN(plan.environment, lockstep::ReadEnvironment());
   auto& env = plan.environment;
-  const int given = absl::GetFlag(FLAGS_local_rank);
-  if (given >= 0 && env.launched && given != env.local_rank) {
-    return Invalid(absl::StrCat("--local_rank=", given, " but LOCAL_RANK is ", env.local_rank));
-  }
   if (config.device.empty()) return Invalid("device: name a device for each rank of a host, or [cpu]");
   const bool cuda = config.device[0] != "cpu";
   for (const auto& device : config.device) {

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "lockstep/base/malloc.h"
+#include "lockstep/comm/environment.h"
 #include "lockstep/examples/cifar10/config.h"
 #include "lockstep/examples/cifar10/train.h"
 #include "lockstep/launch/port.h"
@@ -51,6 +52,7 @@ int main(int argc, char** argv) {
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);
 
+  if (const absl::Status taken = lockstep::TakeLocalRankFlag(&argc, argv); !taken.ok()) return Fail(taken);
   cifar10::Config config;
   lockstep::ConfigFields fields;
   if (const absl::Status parsed = cifar10::ParseConfig(argc, argv, config, fields); !parsed.ok()) return Fail(parsed);

@@ -59,6 +59,7 @@ int main(int argc, char** argv) {
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);
 
+  if (const absl::Status taken = lockstep::TakeLocalRankFlag(&argc, argv); !taken.ok()) return Fail(taken);
   const auto config = mnist::ParseConfig(argc, argv);
   if (!config.ok()) return Fail(config.status());
   lockstep::SetDeterministic(config->deterministic);
