@@ -51,7 +51,7 @@ def main():
                 BLOCKS, *sizes]
         print("Open MPI:", " ".join(peer), flush=True)
         for _ in range(rounds):
-            for command in ([LAUNCHER, f"--nproc_per_node={ranks}", RANK, BLOCKS, *sizes], peer):
+            for command in ([LAUNCHER, "--prefix=off", f"--nproc_per_node={ranks}", RANK, BLOCKS, *sizes], peer):
                 for line in compare.json_lines(command, dict(os.environ)):
                     for name, seconds in line.items():
                         if name != "bytes":

@@ -28,7 +28,7 @@ def run(command):
 
 def ours(ranks, model, steps, *subjects):
     command = [RANK, model, str(BLOCKS), str(steps), *subjects]
-    return run(command if ranks == 1 else [LAUNCHER, "--standalone", f"--nproc_per_node={ranks}", *command])
+    return run(command if ranks == 1 else [LAUNCHER, "--standalone", "--prefix=off", f"--nproc_per_node={ranks}", *command])
 
 
 def main():

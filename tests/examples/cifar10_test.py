@@ -64,7 +64,7 @@ class Cifar10(unittest.TestCase):
 
     def test_learns_the_stand_in_alike_under_torchrun_and_our_launcher(self):
         learns = ("--synthetic=4000", "--set=crop_padding=0", "--set=epoch=3")
-        launchers = {"ours": [LAUNCHER, "--standalone", "--nproc_per_node=2"]}
+        launchers = {"ours": [LAUNCHER, "--standalone", "--nproc_per_node=2", "--prefix=off"]}
         torchrun = os.path.join(os.path.dirname(PEER), "torchrun")
         if os.path.exists(torchrun):
             launchers["torchrun"] = [PEER, torchrun, "--no-python", "--standalone", "--nproc_per_node=2"]

@@ -1,0 +1,244 @@
+#include "lockstep/launch/internal/launch_with_others.h"
+
+#include <absl/strings/str_cat.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "lockstep/launch/internal/connections.h"
+#include "lockstep/launch/internal/endpoint.h"
+#include "lockstep/launch/internal/launch_stage.h"
+#include "lockstep/launch/internal/meeting.h"
+#include "lockstep/launch/internal/message_socket.h"
+#include "lockstep/launch/port.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using nlohmann::json;
+using std::chrono::milliseconds;
+
+constexpr int kFailed = 1;
+
+std::string HostName() {
+  char name[256] = "";
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+int Fail(const std::string& message) {
+  std::fprintf(stderr, "error: %s\n", message.c_str());
+  return kFailed;
+}
+
+/// This host's seat in the meeting.
+class Seat : public Companion {
+ public:
+  Seat(MessageSocket socket, const MeetingOptions& options) : socket_(std::move(socket)), options_(options) {}
+
+  int fd() const override { return socket_.fd(); }
+
+  Wish Look() override {
+    Beat();
+    for (const json& message : socket_.Receive()) {
+      if (message["kind"] == "stop") {
+        wish_ = message.value("soon", true) ? Wish::kEndSoon : Wish::kEndNow;
+      } else if (message["kind"] != "beat") {
+        news_.push_back(message);
+      }
+    }
+    if (Lost()) wish_ = Wish::kEndNow;
+    return wish_;
+  }
+
+  void Failed(const FirstFailure& failure) override {
+    Say({{"kind", "failed"}, {"code", failure.code}, {"killed", failure.signal != 0}, {"text", Describe(failure)}});
+  }
+
+  void Ended(const RankOutcome& outcome) {
+    wish_ = Wish::kGoOn;
+    Say({{"kind", "ended"},
+         {"code", outcome.code},
+         {"interrupted", outcome.interrupted},
+         {"stopped", outcome.stopped},
+         {"may_restart", outcome.may_restart}});
+  }
+
+  void Say(const json& message) { socket_.Send(message); }
+
+  /// The next message that isn't about running ranks; nothing yet.
+  std::optional<json> News() {
+    Look();
+    wish_ = Wish::kGoOn;
+    if (news_.empty()) return std::nullopt;
+    json first = std::move(news_.front());
+    news_.erase(news_.begin());
+    return first;
+  }
+
+  bool Lost() const { return socket_.closed() || socket_.Silence() > options_.silence_limit; }
+
+ private:
+  void Beat() {
+    if (Clock::now() < beat_at_) return;
+    Say({{"kind", "beat"}});
+    beat_at_ = Clock::now() + options_.beat_interval;
+  }
+
+  MessageSocket socket_;
+  const MeetingOptions& options_;
+  std::vector<json> news_;
+  Wish wish_ = Wish::kGoOn;
+  Clock::time_point beat_at_ = Clock::now();
+};
+
+class Launcher {
+ public:
+  Launcher(LaunchPlan plan, const MeetingOptions& options)
+      : plan_(Quick(std::move(plan), options)), options_(options), stage_(plan_) {}
+
+  int Run() {
+    if (!stage_.ready().ok()) return Fail(std::string(stage_.ready().message()));
+    auto port = ReservedPort::Reserve(0);  // for the ranks, should rank 0 be ours
+    if (!port.ok()) return Fail(std::string(port.status().message()));
+    if (const int code = OpenMeeting(); code != 0) return code;
+    if (const int code = TakeSeat(port->port()); code != 0) return code;
+    const int code = Serve();
+    seat_.reset();  // before the meeting, which waits for us to go
+    return code;
+  }
+
+ private:
+  /// Other hosts must hear of us often enough.
+  static LaunchPlan Quick(LaunchPlan plan, const MeetingOptions& options) {
+    plan.tick = std::min(plan.tick, std::max(milliseconds(1), options.beat_interval / 2));
+    return plan;
+  }
+
+  bool MayHost() const {
+    if (!options_.elastic) return options_.node_rank == 0;
+    return options_.is_host.value_or(IsThisMachine(options_.host));
+  }
+
+  int OpenMeeting() {
+    if (!MayHost()) return 0;
+    bool in_use = false;
+    auto meeting = Meeting::Open(options_, plan_.spawn.launch_id, plan_.spawn.max_restarts, &in_use);
+    if (meeting.ok()) {
+      meeting_ = *std::move(meeting);
+      return 0;
+    }
+    // Another launcher on this machine may have it.
+    if (in_use && options_.elastic && !options_.is_host) return 0;
+    return Fail(std::string(meeting.status().message()));
+  }
+
+  int TakeSeat(int port) {
+    const auto deadline = Clock::now() + options_.reach_timeout;
+    std::string why_not;
+    int fd = -1;
+    while (true) {
+      fd = TryConnect(meeting_ ? "localhost" : options_.host, options_.port, &why_not);
+      if (fd >= 0) break;
+      if (Clock::now() >= deadline) {
+        return Fail(absl::StrCat("no launcher at ", options_.host, ":", options_.port,
+                                 ", where the hosts meet: ", why_not,
+                                 options_.elastic ? "; is this the host that --rdzv_endpoint names? then give "
+                                                    "--rdzv_conf=is_host=1"
+                                                  : "; it is the launcher with --node_rank=0"));
+      }
+      if (const int signal = WaitFor(-1, milliseconds(200)); signal != 0) return 128 + signal;
+    }
+    std::string address = options_.local_addr;
+    if (address.empty()) address = meeting_ ? options_.host : LocalAddress(fd);
+    seat_.emplace(MessageSocket(fd), options_);
+    seat_->Say({{"kind", "join"},
+                {"id", options_.id},
+                {"elastic", options_.elastic},
+                {"min_nodes", options_.min_nodes},
+                {"max_nodes", options_.max_nodes},
+                {"node_rank", options_.node_rank},
+                {"host", HostName()},
+                {"here", meeting_ != nullptr},
+                {"role", plan_.role},
+                {"ranks", plan_.spawn.num_ranks},
+                {"address", address},
+                {"port", port}});
+    return 0;
+  }
+
+  /// A wish to end that has come, else 0.
+  int WaitFor(int fd, milliseconds most) {
+    pollfd waited[] = {{stage_.setting().signals->fd(), POLLIN, 0}, {fd, POLLIN, 0}};
+    poll(waited, 2, static_cast<int>(most.count()));
+    for (int signal; (signal = stage_.setting().signals->Next()) != 0;) {
+      if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT) return signal;
+    }
+    return 0;
+  }
+
+  int Serve() {
+    while (true) {
+      if (const auto message = seat_->News()) {
+        const std::string kind = message->at("kind");
+        const std::string text = message->value("text", "");
+        if (kind == "refused") return Fail(text);
+        if (kind == "finish") {
+          stage_.Say(text);
+          return message->value("code", kFailed);
+        }
+        if (kind == "again") {
+          stage_.Say(absl::StrCat(text, "lockstep: all hosts start again (", message->value("restarts", 0), " of ",
+                                  plan_.spawn.max_restarts, " restarts)\n"));
+        }
+        if (kind == "round") RunRound(*message);
+        continue;
+      }
+      if (seat_->Lost()) {
+        return Fail(absl::StrCat("the launcher at ", options_.host, ":", options_.port,
+                                 ", where the hosts meet, has gone; without it this host can't go on"));
+      }
+      if (const int signal = WaitFor(seat_->fd(), plan_.tick); signal != 0) return 128 + signal;
+    }
+  }
+
+  void RunRound(const json& message) {
+    Placement placement;
+    placement.node_rank = message.at("node_rank");
+    placement.num_nodes = message.at("num_nodes");
+    placement.first_rank = message.at("first_rank");
+    placement.world_size = message.at("world_size");
+    placement.first_role_rank = message.at("first_role_rank");
+    placement.role_world_size = message.at("role_world_size");
+    placement.master_addr = message.at("master_addr");
+    placement.master_port = message.at("master_port");
+    placement.restarts = message.at("restarts");
+    plan_.spawn.launch_id = message.at("launch_id");
+    stage_.Say(absl::StrCat("lockstep: hosts and their ranks: ", message.value("hosts", ""), "; this is node ",
+                            placement.node_rank, "\n"));
+    stage_.setting().companion = &*seat_;
+    seat_->Ended(RunRankSet(plan_, placement, stage_.setting()));
+  }
+
+  LaunchPlan plan_;
+  const MeetingOptions& options_;
+  LaunchStage stage_;
+  std::unique_ptr<Meeting> meeting_;
+  std::optional<Seat> seat_;
+};
+
+}  // namespace
+
+int LaunchWithOthers(LaunchPlan plan, const MeetingOptions& options) {
+  return Launcher(std::move(plan), options).Run();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+/// A TCP connection on which launchers tell each other small things, a line of JSON each. Nothing here waits. Not
+/// thread-safe.
+class MessageSocket {
+ public:
+  /// Takes the connected socket.
+  explicit MessageSocket(int fd);
+  ~MessageSocket();
+  MessageSocket(MessageSocket&& other) noexcept;
+  MessageSocket& operator=(MessageSocket&& other) noexcept;
+
+  int fd() const { return fd_; }
+
+  void Send(const nlohmann::json& message);
+
+  /// What has come since the last call, and sends what didn't fit the last time.
+  std::vector<nlohmann::json> Receive();
+
+  /// The other side has gone, or says what nobody understands.
+  bool closed() const { return closed_; }
+
+  /// Since anything came.
+  std::chrono::milliseconds Silence() const;
+
+ private:
+  void Flush();
+
+  int fd_ = -1;
+  bool closed_ = false;
+  std::string in_, out_;
+  std::chrono::steady_clock::time_point heard_;
+};
+
+}  // namespace lockstep

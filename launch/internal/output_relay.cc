@@ -1,0 +1,144 @@
+#include "lockstep/launch/internal/output_relay.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kLongestLine = 16 << 20;  // beyond it a line is cut
+constexpr size_t kTailBytes = 8192;
+constexpr int kTailLines = 20;
+constexpr int kReadsAtOnce = 16;  // of one stream, before it is another's turn
+
+void WriteFile(int fd, const char* data, size_t size) {
+  while (size > 0) {
+    const ssize_t n = write(fd, data, size);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return;  // a full disk ends no training
+    data += n;
+    size -= static_cast<size_t>(n);
+  }
+}
+
+}  // namespace
+
+OutputRelay::~OutputRelay() {
+  for (const auto& open : streams_) {
+    if (open->fd >= 0) close(open->fd);
+    if (open->stream.file >= 0) close(open->stream.file);
+  }
+}
+
+int OutputRelay::Add(const Stream& stream) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return -1;
+  fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  auto open = std::make_unique<Open>();
+  open->stream = stream;
+  open->fd = ends[0];
+  streams_.push_back(std::move(open));
+  return ends[1];
+}
+
+void OutputRelay::AddTo(std::vector<pollfd>& waited) const {
+  for (const auto& open : streams_) {
+    if (open->fd >= 0) waited.push_back({open->fd, POLLIN, 0});
+  }
+}
+
+void OutputRelay::Pump() {
+  for (const auto& open : streams_) {
+    if (open->fd < 0) continue;
+    ConsoleWriter& console = open->stream.is_error ? err_ : out_;
+    // Nobody reads it any more: the rank learns that as if it had written there itself.
+    const bool useless = open->stream.to_console && open->stream.file < 0 && console.broken();
+    if (!useless && Read(*open)) continue;
+    close(open->fd);
+    open->fd = -1;
+  }
+}
+
+void OutputRelay::Finish() {
+  Pump();
+  for (const auto& open : streams_) {
+    while (open->fd >= 0) {  // what a process that got away writes later is not waited for
+      pollfd now{open->fd, POLLIN, 0};
+      if (poll(&now, 1, 0) <= 0) break;
+      if (Read(*open)) continue;
+      close(open->fd);
+      open->fd = -1;
+    }
+    if (open->line.empty()) continue;
+    open->line += '\n';
+    Emit(*open, open->line.size());
+  }
+}
+
+bool OutputRelay::Read(Open& open) {
+  char buffer[65536];
+  for (int i = 0; i < kReadsAtOnce; ++i) {
+    const ssize_t n = read(open.fd, buffer, sizeof(buffer));
+    if (n > 0) {
+      Take(open, buffer, static_cast<size_t>(n));
+    } else {
+      return n < 0 && (errno == EAGAIN || errno == EINTR);
+    }
+  }
+  return true;
+}
+
+void OutputRelay::Take(Open& open, const char* data, size_t size) {
+  if (open.stream.file >= 0) WriteFile(open.stream.file, data, size);
+  if (open.stream.is_error) {
+    open.tail.append(data, size);
+    if (open.tail.size() > 2 * kTailBytes) open.tail.erase(0, open.tail.size() - kTailBytes);
+  }
+  if (!open.stream.to_console && open.stream.filters.empty()) return;
+  open.line.append(data, size);
+  // All whole lines at once.
+  const size_t end = open.line.rfind('\n');
+  if (end != std::string::npos) Emit(open, end + 1);
+  if (open.line.size() > kLongestLine) {
+    open.line += '\n';
+    Emit(open, open.line.size());
+  }
+}
+
+void OutputRelay::Emit(Open& open, size_t size) {
+  std::string shown;
+  for (size_t begin = 0; begin < size;) {
+    const size_t end = open.line.find('\n', begin) + 1;
+    const std::string line = open.line.substr(begin, end - begin);
+    if (open.stream.to_console) shown += open.stream.prefix + line;
+    const bool matches = std::any_of(open.stream.filters.begin(), open.stream.filters.end(),
+                                     [&](const std::string& filter) { return line.find(filter) != std::string::npos; });
+    if (matches && open.stream.filtered_file >= 0) {
+      const std::string named = open.stream.prefix + line;
+      WriteFile(open.stream.filtered_file, named.data(), named.size());
+    }
+    begin = end;
+  }
+  open.line.erase(0, size);
+  if (!shown.empty()) (open.stream.is_error ? err_ : out_).Write(std::move(shown));
+}
+
+std::string OutputRelay::LastErrorLines(int local_rank) const {
+  for (const auto& open : streams_) {
+    if (!open->stream.is_error || open->stream.local_rank != local_rank) continue;
+    const std::string& tail = open->tail;
+    if (tail.empty()) return "";
+    size_t begin = tail.back() == '\n' ? tail.size() - 1 : tail.size();
+    for (int lines = 0; begin > 0; --begin) {
+      if (tail[begin - 1] == '\n' && ++lines == kTailLines) break;
+    }
+    return tail.substr(begin);
+  }
+  return "";
+}
+
+}  // namespace lockstep

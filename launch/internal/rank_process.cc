@@ -1,0 +1,49 @@
+#include "lockstep/launch/internal/rank_process.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+namespace lockstep {
+namespace {
+
+std::vector<char*> Pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (const auto& text : texts) pointers.push_back(const_cast<char*>(text.c_str()));
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+}  // namespace
+
+pid_t StartRank(const RankProcess& process) {
+  // All memory is taken before the fork: the child of a process with threads may take none.
+  const std::vector<char*> argv = Pointers(process.argv), environment = Pointers(process.environment);
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  if (pid > 0) setpgid(pid, pid);  // here too, so that a signal sent now finds the group
+  if (pid != 0) return pid;
+
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);
+  if (process.cores != nullptr) sched_setaffinity(0, sizeof(cpu_set_t), process.cores);
+  // A background process group must not read the terminal.
+  if (const int null = open("/dev/null", O_RDONLY); null > STDIN_FILENO) {
+    dup2(null, STDIN_FILENO);
+    close(null);
+  }
+  if (process.out >= 0) dup2(process.out, STDOUT_FILENO);
+  if (process.err >= 0) dup2(process.err, STDERR_FILENO);
+  sigprocmask(SIG_SETMASK, &process.mask, nullptr);
+  execvpe(argv[0], argv.data(), environment.data());
+  const int error = errno;
+  dprintf(STDERR_FILENO, "lockstep: cannot run %s: %s\n", argv[0], std::strerror(error));
+  _exit(error == ENOENT ? 127 : 126);
+}
+
+}  // namespace lockstep
