@@ -96,11 +96,11 @@ std::vector<std::string> Filters(const std::string& text) {
   return filters;
 }
 
-absl::Status ReadOutput(const Arguments& arguments, LaunchPlan& plan) {
+absl::Status ReadOutput(const Arguments& arguments, bool alone, LaunchPlan& plan) {
   OutputPlan& output = plan.output;
   LOCKSTEP_RETURN_IF_ERROR(OneOf(arguments, "prefix", {"auto", "on", "off"}));
   const std::string& prefix = arguments.Get("prefix");
-  output.prefix = prefix == "on" || (prefix == "auto" && plan.spawn.num_ranks > 1);
+  output.prefix = prefix == "on" || (prefix == "auto" && (plan.spawn.num_ranks > 1 || !alone));
   LOCKSTEP_ASSIGN_OR_RETURN(output.redirects, StreamChoice::Parse("--redirects", arguments.Get("redirects")));
   LOCKSTEP_ASSIGN_OR_RETURN(output.tee, StreamChoice::Parse("--tee", arguments.Get("tee")));
   output.log_dir = arguments.Get("log_dir");
@@ -240,8 +240,8 @@ absl::StatusOr<LauncherOptions> ReadLauncherOptions(const Arguments& arguments) 
   LOCKSTEP_RETURN_IF_ERROR(OneOf(arguments, "event_log_handler", {"null"}));
   LOCKSTEP_RETURN_IF_ERROR(OneOf(arguments, "bind", {"none", "cores", "numa"}));
   LOCKSTEP_RETURN_IF_ERROR(ReadSignals(arguments, plan));
-  LOCKSTEP_RETURN_IF_ERROR(ReadOutput(arguments, plan));
   LOCKSTEP_RETURN_IF_ERROR(ReadMeeting(arguments, options));
+  LOCKSTEP_RETURN_IF_ERROR(ReadOutput(arguments, options.alone, plan));
   plan.role = arguments.Get("role");
   plan.virtual_local_rank = arguments.IsOn("virtual_local_rank");
   if (const std::string& id = arguments.Get("rdzv_id"); id != "none" && !arguments.IsOn("standalone")) {

@@ -11,7 +11,8 @@ sys.path.insert(0, "tests")
 import junit  # noqa: E402
 
 PROGRAM = "launch/lockstep_run"
-CLEAN = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+# Output as the ranks write it; its prefixes have a test of their own.
+CLEAN = {**{k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}, "PET_PREFIX": "off"}
 
 
 def run(*args, **env):
@@ -71,7 +72,7 @@ class LockstepRun(unittest.TestCase):
 
     def start_sleepers(self):
         process = subprocess.Popen([PROGRAM, "--nproc_per_node=2", "--standalone", "sh", "-c", "sleep 100 & echo $$ $!; wait"],
-                                   stdout=subprocess.PIPE, text=True)
+                                   stdout=subprocess.PIPE, text=True, env=CLEAN)
         pids = [int(p) for _ in range(2) for p in process.stdout.readline().split()]
         return process, pids
 
@@ -133,7 +134,7 @@ class LockstepRun(unittest.TestCase):
                 f"for s in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT): signal.signal(s, stop)\n"
                 f"os.write(1, b'ready\\n')\nwhile True: time.sleep(0.05)")
         process = subprocess.Popen([PROGRAM, "--nproc_per_node=2", "--standalone", *flags, sys.executable, "-c", body],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=CLEAN)
         for _ in range(2):
             self.assertEqual(process.stdout.readline(), "ready\n")
         return process
