@@ -49,6 +49,28 @@ class LockstepRun(unittest.TestCase):
                          [str(max(1, cores // 64))] * 64)
         self.assertEqual(run("--standalone", "sh", "-c", "echo $OMP_NUM_THREADS", OMP_NUM_THREADS="7").stdout.strip(), "7")
 
+    def test_ranks_are_bound_to_their_cores(self):
+        cores = sorted(os.sched_getaffinity(0))
+        show = [sys.executable, "-c", "import os; print(os.environ['RANK'], sorted(os.sched_getaffinity(0)))"]
+        for bind, ranks in (("cores", 2), ("cores", len(cores) + 1), ("numa", 2)):
+            result = run(f"--nproc_per_node={ranks}", "--standalone", f"--bind={bind}", *show)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertRegex(result.stderr, r"\Alockstep: local ranks are bound to [^\n]*\n\Z")
+            seen = [eval(line.split(" ", 1)[1]) for line in result.stdout.splitlines()]
+            self.assertEqual(len(seen), ranks)
+            self.assertEqual(sorted({core for share in seen for core in share}), cores)
+            if bind == "cores" and ranks <= len(cores):
+                self.assertEqual(sum(map(len, seen)), len(cores), "no core is shared")
+        result = run("--standalone", *show)
+        self.assertEqual((result.stdout, result.stderr), (f"0 {cores}\n", ""))
+
+    def test_without_gpus_there_are_no_ranks_for_them(self):
+        result = run("--standalone", "--nproc_per_node=gpu", "true", CUDA_VISIBLE_DEVICES="")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--nproc_per_node=gpu: there is no GPU here", result.stderr)
+        result = run("--standalone", "--nproc_per_node=auto", "sh", "-c", "echo $WORLD_SIZE", CUDA_VISIBLE_DEVICES="")
+        self.assertEqual(set(result.stdout.split()), {str(len(os.sched_getaffinity(0)))})
+
     def test_returns_the_code_of_the_rank_that_failed_and_ends_the_rest(self):
         start = time.time()
         result = run("--nproc_per_node=2", "--standalone", "sh", "-c", 'test $RANK = 0 && sleep 100; exit 7')
