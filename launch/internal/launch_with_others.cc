@@ -2,11 +2,11 @@
 
 #include <absl/strings/str_cat.h>
 #include <poll.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +14,7 @@
 
 #include "lockstep/launch/internal/connections.h"
 #include "lockstep/launch/internal/endpoint.h"
+#include "lockstep/launch/internal/host_name.h"
 #include "lockstep/launch/internal/launch_stage.h"
 #include "lockstep/launch/internal/meeting.h"
 #include "lockstep/launch/internal/message_socket.h"
@@ -27,12 +28,7 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 
 constexpr int kFailed = 1;
-
-std::string HostName() {
-  char name[256] = "";
-  gethostname(name, sizeof(name) - 1);
-  return name;
-}
+constexpr std::chrono::seconds kPatience(5);  // before it is said what is waited for
 
 int Fail(const std::string& message) {
   std::fprintf(stderr, "error: %s\n", message.c_str());
@@ -47,15 +43,17 @@ class Seat : public Companion {
   int fd() const override { return socket_.fd(); }
 
   Wish Look() override {
-    Beat();
-    for (const json& message : socket_.Receive()) {
-      if (message["kind"] == "stop") {
-        wish_ = message.value("soon", true) ? Wish::kEndSoon : Wish::kEndNow;
-      } else if (message["kind"] != "beat") {
-        news_.push_back(message);
-      }
+    Hear();
+    const auto is_stop = [](const json& message) { return message["kind"] == "stop"; };
+    const auto stop = std::find_if(news_.begin(), news_.end(), is_stop);
+    if (stop != news_.end()) {
+      wish_ = stop->value("soon", true) ? Wish::kEndSoon : Wish::kEndNow;
+      news_.erase(stop);
     }
-    if (Lost()) wish_ = Wish::kEndNow;
+    // The meeting ends while ranks run here only where its host's launcher was told to end.
+    const bool over =
+        std::any_of(news_.begin(), news_.end(), [](const json& message) { return message["kind"] == "finish"; });
+    if (over || Lost()) wish_ = Wish::kEndNow;
     return wish_;
   }
 
@@ -74,28 +72,33 @@ class Seat : public Companion {
 
   void Say(const json& message) { socket_.Send(message); }
 
-  /// The next message that isn't about running ranks; nothing yet.
+  /// The next message, while no ranks run; nothing yet.
   std::optional<json> News() {
-    Look();
-    wish_ = Wish::kGoOn;
+    Hear();
+    // What should stop ranks that have ended by themselves at the same time.
+    while (!news_.empty() && news_.front()["kind"] == "stop") news_.pop_front();
     if (news_.empty()) return std::nullopt;
     json first = std::move(news_.front());
-    news_.erase(news_.begin());
+    news_.pop_front();
     return first;
   }
 
   bool Lost() const { return socket_.closed() || socket_.Silence() > options_.silence_limit; }
 
  private:
-  void Beat() {
-    if (Clock::now() < beat_at_) return;
-    Say({{"kind", "beat"}});
-    beat_at_ = Clock::now() + options_.beat_interval;
+  void Hear() {
+    if (Clock::now() >= beat_at_) {
+      Say({{"kind", "beat"}});
+      beat_at_ = Clock::now() + options_.beat_interval;
+    }
+    for (json& message : socket_.Receive()) {
+      if (message["kind"] != "beat") news_.push_back(std::move(message));
+    }
   }
 
   MessageSocket socket_;
   const MeetingOptions& options_;
-  std::vector<json> news_;
+  std::deque<json> news_;  // in order: a wish to stop may come right behind the round that it means
   Wish wish_ = Wish::kGoOn;
   Clock::time_point beat_at_ = Clock::now();
 };
@@ -143,6 +146,7 @@ class Launcher {
 
   int TakeSeat(int port) {
     const auto deadline = Clock::now() + options_.reach_timeout;
+    auto say_at = Clock::now() + kPatience;
     std::string why_not;
     int fd = -1;
     while (true) {
@@ -154,6 +158,11 @@ class Launcher {
                                  options_.elastic ? "; is this the host that --rdzv_endpoint names? then give "
                                                     "--rdzv_conf=is_host=1"
                                                   : "; it is the launcher with --node_rank=0"));
+      }
+      if (Clock::now() >= say_at) {
+        stage_.Say(
+            absl::StrCat("lockstep: no launcher at ", options_.host, ":", options_.port, " yet: ", why_not, "\n"));
+        say_at = Clock::time_point::max();
       }
       if (const int signal = WaitFor(-1, milliseconds(200)); signal != 0) return 128 + signal;
     }
@@ -171,6 +180,7 @@ class Launcher {
                 {"role", plan_.role},
                 {"ranks", plan_.spawn.num_ranks},
                 {"address", address},
+                {"reached", options_.host},
                 {"port", port}});
     return 0;
   }
@@ -186,6 +196,7 @@ class Launcher {
   }
 
   int Serve() {
+    auto say_at = Clock::now() + kPatience;
     while (true) {
       if (const auto message = seat_->News()) {
         const std::string kind = message->at("kind");
@@ -200,11 +211,16 @@ class Launcher {
                                   plan_.spawn.max_restarts, " restarts)\n"));
         }
         if (kind == "round") RunRound(*message);
+        say_at = Clock::now() + kPatience;
         continue;
       }
       if (seat_->Lost()) {
         return Fail(absl::StrCat("the launcher at ", options_.host, ":", options_.port,
                                  ", where the hosts meet, has gone; without it this host can't go on"));
+      }
+      if (Clock::now() >= say_at) {
+        stage_.Say(absl::StrCat("lockstep: waiting for other hosts at ", options_.host, ":", options_.port, "\n"));
+        say_at = Clock::time_point::max();
       }
       if (const int signal = WaitFor(seat_->fd(), plan_.tick); signal != 0) return 128 + signal;
     }

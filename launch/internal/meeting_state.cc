@@ -6,6 +6,8 @@
 #include <map>
 #include <utility>
 
+#include "lockstep/comm/environment.h"
+
 namespace lockstep {
 
 using nlohmann::json;
@@ -81,6 +83,7 @@ std::string MeetingState::Join(Member member, const json& message, Time now) {
   member.host = message.value("host", "");
   member.role = message.value("role", "");
   member.address = message.value("address", "");
+  member.reached = message.value("reached", "");
   member.ranks = message.value("ranks", 1);
   member.port = message.value("port", 0);
   member.here = message.value("here", false);
@@ -170,6 +173,17 @@ std::string MeetingState::Missing() const {
   return text + "\n";
 }
 
+/// Of node 0. Some give its own launcher a name that means itself, as Kubernetes' operator does; others must not be
+/// told that, and rank 0 must not listen there alone.
+std::string MeetingState::MasterAddress(const std::vector<Member*>& nodes) {
+  const Member& master = *nodes.front();
+  if (!master.here || !IsLoopback(master.address)) return master.address;
+  for (const Member* node : nodes) {
+    if (!node->here && !IsLoopback(node->reached)) return node->reached;
+  }
+  return master.address;
+}
+
 void MeetingState::Begin() {
   // The host of the meeting first: it stays, and the others have reached it. Then as they came, or by their numbers.
   std::vector<Member*> nodes;
@@ -186,6 +200,7 @@ void MeetingState::Begin() {
     of_role[node->role] += node->ranks;
     absl::StrAppend(&hosts, hosts.empty() ? "" : ", ", node->host, " (", node->ranks, ")");
   }
+  const std::string master_addr = MasterAddress(nodes);
   std::map<std::string, int> seen_of_role;
   int first = 0;
   for (size_t i = 0; i < nodes.size(); ++i) {
@@ -200,7 +215,7 @@ void MeetingState::Begin() {
                     {"world_size", world},
                     {"first_role_rank", first_role_rank},
                     {"role_world_size", of_role[node.role]},
-                    {"master_addr", nodes[0]->address},
+                    {"master_addr", master_addr},
                     {"master_port", nodes[0]->port},
                     {"restarts", restarts_},
                     {"launch_id", launch_id_},

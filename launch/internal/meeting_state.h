@@ -40,6 +40,7 @@ class MeetingState {
   struct Member {
     int id = 0;
     std::string host, role, address;
+    std::string reached;  // the name under which it found the meeting
     int ranks = 1, port = 0, node_rank = -1;
     bool here = false;      // beside the meeting
     bool running = false;   // has ranks of this round
@@ -62,6 +63,7 @@ class MeetingState {
   void Gather(Time now);
   void Finish(int code, const std::string& text);
   std::string Missing() const;
+  static std::string MasterAddress(const std::vector<Member*>& nodes);
 
   const MeetingOptions options_;
   const std::string launch_id_;

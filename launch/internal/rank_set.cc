@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/launch/internal/host_name.h"
 #include "lockstep/launch/internal/rank_environment.h"
 #include "lockstep/launch/internal/rank_process.h"
 
@@ -24,12 +25,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kSameWish(100);  // between two signals that are one
-
-std::string HostName() {
-  char name[256] = "";
-  gethostname(name, sizeof(name) - 1);
-  return name;
-}
 
 bool IsWishToEnd(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT; }
 

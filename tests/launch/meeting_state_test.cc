@@ -87,6 +87,14 @@ TEST_F(MeetingTest, AllHaveComeAndAreNumbered) {
   EXPECT_EQ(second["master_port"], 1008);
 }
 
+TEST_F(MeetingTest, OthersAreNotToldThatTheMasterIsLocalhost) {
+  Open(2, 2, false, 0);
+  Join(1, 0, 2, {{"here", true}, {"address", "localhost"}, {"reached", "localhost"}});
+  Join(2, 1, 2, {{"reached", "job-master-0"}});
+  EXPECT_EQ(Told(1)["master_addr"], "job-master-0");
+  EXPECT_EQ(Told(2)["master_addr"], "job-master-0");
+}
+
 TEST_F(MeetingTest, ElasticHostsWaitForTheLastCall) {
   Open(2, 3, true, 0);
   Join(1);

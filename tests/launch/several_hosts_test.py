@@ -79,6 +79,17 @@ class SeveralHosts(unittest.TestCase):
         port = ports.pop()
         self.assertEqual(lines, [f"{2 * n + r} 4 {r} 2 {n} 2 {2 * n + r} 10.77.0.1 {port} host{n}" for n in (0, 1) for r in (0, 1)])
 
+    def test_a_master_that_knows_itself_as_localhost_is_reached(self):
+        agents = [self.start(host, "--nnodes=2", f"--node_rank={host}", "--master_addr=" + ("10.77.0.1" if host else "localhost"),
+                             "--master_port=29501", body="echo $MASTER_ADDR") for host in (0, 1)]
+        self.assertEqual([agent.wait() for agent in agents], [0, 0])
+        self.assertEqual([line for agent in agents for line in agent.lines()], ["10.77.0.1"] * 2)
+
+    def test_several_launchers_of_one_host_may_meet(self):
+        agents = [self.c10d(0, nproc=1, body="echo $RANK") for _ in range(2)]
+        self.assertEqual([agent.wait() for agent in agents], [0, 0], agents[0].stderr() + agents[1].stderr())
+        self.assertEqual(sorted(line for agent in agents for line in agent.lines()), ["0", "1"])
+
     def test_hosts_may_have_different_numbers_of_ranks(self):
         agents = [self.static(host, nodes=3, nproc=host + 1, body=self.SHOW) for host in (0, 1, 2)]
         self.assertEqual([agent.wait() for agent in agents], [0, 0, 0])
@@ -196,6 +207,19 @@ class SeveralHosts(unittest.TestCase):
         os.kill(launcher, signal.SIGTERM)
         self.assertEqual([agent.wait() for agent in agents], [75, 75])
         self.assertEqual(sum(agent.stdout().count("saved") for agent in agents), 4)
+
+    def test_the_end_of_the_meetings_launcher_ends_all(self):
+        first = self.c10d(0, body="true")
+        second = self.c10d(1, body="echo ready; exec sleep 100")
+        second.wait_for("ready", 2)
+        first.wait_for("this is node 0")
+        launcher = self.launcher_of(first)
+        while open(f"/proc/{launcher}/task/{launcher}/children").read():
+            time.sleep(0.02)  # its own ranks end
+        os.kill(launcher, signal.SIGTERM)
+        self.assertEqual(first.wait(), 128 + signal.SIGTERM)
+        self.assertEqual(second.wait(), 1)
+        self.assertIn("has ended", second.stderr())
 
     def launcher_of(self, agent):
         return agent.process.pid  # nsenter becomes it

@@ -1,0 +1,10 @@
+#pragma once
+
+#include <string>
+
+namespace lockstep {
+
+/// This machine's, for people.
+std::string HostName();
+
+}  // namespace lockstep
