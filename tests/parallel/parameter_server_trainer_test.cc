@@ -17,6 +17,7 @@
 #include "lockstep/parallel/parameter_server.h"
 #include "lockstep/parallel/parameter_server_optimizer.h"
 #include "lockstep/samplers/distributed_sampler.h"
+#include "lockstep/trainer/parameter_server_strategy.h"
 #include "lockstep/trainer/trainer.h"
 #include "parameter_server_net.h"
 
@@ -62,9 +63,10 @@ at::Tensor Fit(size_t epochs, const std::string& folder, const std::string& resu
   CheckpointerOptions saving;
   saving.folder = folder;
   Checkpointer checkpointer(saving, writer, workers);
+  ParameterServerStrategy strategy(*net, layout, World(), workers);
   Trainer<TensorBatch>::Pieces pieces;
   pieces.state = {net.get(), optimizer.get(), &scaler, &stop};
-  pieces.wrapper = net.get();
+  pieces.strategy = &strategy;
   pieces.train_step = [&](TensorBatch& batch) {
     return StepOutput{torch::nn::functional::cross_entropy(net->forward(batch.data), batch.target),
                       batch.target.size(0)};
@@ -73,7 +75,6 @@ at::Tensor Fit(size_t epochs, const std::string& folder, const std::string& resu
   pieces.train = &train;
   pieces.validation = &validation;
   pieces.checkpointer = &checkpointer;
-  pieces.group = workers;
   TrainerOptions options;
   options.epochs = epochs;
   options.run.checkpoints.epochs = 1;
