@@ -97,9 +97,8 @@ TEST(ParameterServerTrainer, AResumedRunEndsWhereOneThatDidNotStopDoes) {
   const at::Tensor whole = Fit(3, folder + "whole", "").clone();
   Fit(1, folder + "first", "");
   const at::Tensor resumed = Fit(3, folder + "second", folder + "first");
-  if (GetRank(World()) != 1) {
-    EXPECT_TRUE(whole.equal(resumed));
-  }
+  if (GetRank(World()) == 1) return;  // the second server has other tensors
+  EXPECT_TRUE(whole.equal(resumed));
   EXPECT_FALSE(whole.equal(MakeNet()->a->weight));
 }
 
