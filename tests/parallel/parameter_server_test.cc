@@ -508,8 +508,7 @@ TEST(ParameterServer, OptimizersThatCanNotBeSavedStillServe) {
   if (Rank() == 0 || !layout.is_server(Rank())) ExpectClose(ours, plain);
 }
 
-/// The errors of Connect, on all ranks, have all of `parts` in them. `change` makes one rank's module and factory
-/// different.
+/// The errors of Connect, on all ranks, have all of `parts` in them.
 void ExpectConnectError(const Layout& layout, torch::nn::Module& module, const OptimizerFactory& factory,
                         const std::vector<std::string>& parts) {
   std::string message;
