@@ -164,6 +164,17 @@ absl::StatusOr<DistributedEnvironment> ReadEnvironment() {
   return DistributedEnvironment();
 }
 
+absl::StatusOr<int> LocalDevice(const DistributedEnvironment& environment, int visible_devices) {
+  if (environment.local_rank < visible_devices) return environment.local_rank;
+  // torchrun and lockstep_run show all devices to all ranks, or have a local rank of 0 for each.
+  const std::string visible = Variable("CUDA_VISIBLE_DEVICES");
+  const bool its_own = !visible.empty() && !absl::StrContains(visible, ',') && Variable("TORCHELASTIC_RUN_ID").empty();
+  if (visible_devices == 1 && its_own) return 0;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "environment: local rank ", environment.local_rank, " of ", environment.local_world_size, ", but ",
+      visible_devices, visible_devices == 1 ? " device" : " devices", " to use on this host; start one rank for each"));
+}
+
 absl::Status TakeLocalRankFlag(int* argc, char** argv) {
   int kept = 1;
   absl::Status status;

@@ -35,6 +35,10 @@ struct DistributedEnvironment {
 /// agree.
 absl::StatusOr<DistributedEnvironment> ReadEnvironment();
 
+/// Which of this process's `visible_devices` devices is this rank's: that of its local rank, or the only one, where
+/// srun or mpirun has shown it to this rank alone (CUDA_VISIBLE_DEVICES). InvalidArgument when there are too few.
+absl::StatusOr<int> LocalDevice(const DistributedEnvironment& environment, int visible_devices);
+
 /// For launchers older than torchrun, which pass the local rank as an argument: takes `--local_rank=N`,
 /// `--local-rank=N` and the same with the number as an argument of its own out of argv, up to an argument `--`, and
 /// sets LOCAL_RANK. InvalidArgument when N is no number, or LOCAL_RANK is set to another one. Call it before flags are

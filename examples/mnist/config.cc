@@ -292,8 +292,9 @@ absl::StatusOr<Plan> MakePlan(const Config& config, int gpu_count) {
       return Invalid(absl::StrCat("--nproc_per_node=", config.nproc_per_node, " but the launcher started ",
                                   env.local_world_size, " ranks on this host; leave the flag out"));
     }
-    if (plan.cuda && env.local_world_size > available) {
-      return Invalid(absl::StrCat(env.local_world_size, " ranks on this host but ", available, " devices (--gpu)"));
+    if (plan.cuda) {
+      LOCKSTEP_ASSIGN_OR_RETURN(const int device, LocalDevice(env, available));
+      plan.device_index = devices[static_cast<size_t>(device)];
     }
     if (!config.gpus.empty() && env.local_world_size != available) {
       return Invalid(absl::StrCat("--gpu names ", available, " devices but the launcher started ", env.local_world_size,
@@ -311,7 +312,7 @@ absl::StatusOr<Plan> MakePlan(const Config& config, int gpu_count) {
     }
     plan.ranks_to_spawn = ranks > 1 ? ranks : 0;
   }
-  if (plan.cuda && plan.ranks_to_spawn == 0) plan.device_index = devices[env.local_rank];
+  if (plan.cuda && !env.launched) plan.device_index = devices[0];
   return plan;
 }
 

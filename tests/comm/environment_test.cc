@@ -259,6 +259,21 @@ TEST(Kubernetes, APodIsAHost) {
   ExpectError(With(pod, {{"PET_NNODES", "4"}, {"PET_NPROC_PER_NODE", "2"}}), "start the program by lockstep_run");
 }
 
+TEST(LocalDevice, IsTheLocalRanksOrTheOnlyOneThatItSees) {
+  DistributedEnvironment env;
+  env.local_rank = 1;
+  env.local_world_size = 2;
+  for (const char* name : {"CUDA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID"}) unsetenv(name);
+  EXPECT_EQ(*LocalDevice(env, 2), 1);
+  EXPECT_NE(LocalDevice(env, 1).status().message().find("local rank 1 of 2, but 1 device"), absl::string_view::npos);
+  setenv("CUDA_VISIBLE_DEVICES", "3", 1);
+  EXPECT_EQ(*LocalDevice(env, 1), 0);
+  setenv("TORCHELASTIC_RUN_ID", "x", 1);
+  EXPECT_FALSE(LocalDevice(env, 1).ok()) << "torchrun shows this one to all ranks";
+  for (const char* name : {"CUDA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID"}) unsetenv(name);
+  EXPECT_FALSE(LocalDevice(env, 0).ok());
+}
+
 TEST(LocalRankFlag, IsTakenInEverySpelling) {
   for (const std::vector<std::string>& flag : std::vector<std::vector<std::string>>{
            {"--local_rank=1"}, {"--local-rank=1"}, {"--local_rank", "1"}, {"--local-rank", "1"}}) {
