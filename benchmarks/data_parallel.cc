@@ -132,6 +132,6 @@ int main(int argc, char** argv) {
   std::printf("| model | cloning on each step | ours |\n| --- | --- | --- |\n");
   torch::manual_seed(2);
   Compare<ToyImpl>("toy", at::randn({100, 20}), at::randint(2, {100}), blocks, 300, 1.2);
-  Compare<ConvNetImpl>("ConvNet", at::rand({256, 1, 28, 28}), at::randint(10, {256}), blocks, 30, 1.05);
+  Compare<ConvNetImpl>("ConvNet", at::rand({256, 1, 28, 28}), at::randint(10, {256}), blocks, 10, 1.05);
   return 0;
 }
