@@ -65,11 +65,12 @@ class Host:
     def inside(self, command):
         return ["nsenter", "-t", str(self.holder.pid), "-n", "-u", "-m", "--wd", *command]
 
-    def start(self, command, **env):
+    def start(self, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **env):
         """`command` on this host, with `env` beside this process's own; its output is text."""
-        clean = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "XML_OUTPUT_FILE")}
+        clean = {k: v for k, v in os.environ.items()
+                 if k not in ("OMP_NUM_THREADS", "XML_OUTPUT_FILE") and not k.startswith("PET_")}
         process = subprocess.Popen(self.inside(command), env={**clean, "OMP_NUM_THREADS": "1", **env},
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                                   stdout=stdout, stderr=stderr, text=True)
         self.processes.append(process)
         return process
 
@@ -92,7 +93,7 @@ class Host:
 
 
 class Hosts(list):
-    """`count` hosts, named alpha, beta, …"""
+    """`count` hosts, named host0, host1, …"""
     made = 0
 
     def __init__(self, count):
@@ -100,7 +101,7 @@ class Hosts(list):
         self.bridge = f"net{Hosts.made}"
         _run("ip", "link", "add", self.bridge, "type", "bridge")
         _run("ip", "link", "set", self.bridge, "up")
-        super().__init__(Host(i, ("alpha", "beta", "gamma", "delta")[i], self.bridge) for i in range(count))
+        super().__init__(Host(i, f"host{i}", self.bridge) for i in range(count))
 
     def close(self):
         for host in self:

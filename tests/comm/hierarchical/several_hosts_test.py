@@ -140,7 +140,7 @@ class SeveralHosts(unittest.TestCase):
         for rank in (0, 1, 2):
             run.start(rank)
         errors = self.errors(run)
-        self.assertIn("of 4 ranks these did not come: 3; here are 0, 1 on alpha; 2 on beta",
+        self.assertIn("of 4 ranks these did not come: 3; here are 0, 1 on host0; 2 on host1",
                       " ".join(errors.values()))
 
     def test_interfaces_are_chosen_by_name(self):
@@ -160,7 +160,7 @@ class SeveralHosts(unittest.TestCase):
             if not host.resolves(f"127.0.1.1 {host.name}\n{others}"):
                 self.skipTest("/etc/hosts can't be replaced here")
         for layout in ([[0], [1]], [[1, 3], [0, 2]]):
-            master = "alpha" if 0 in layout[0] else "beta"
+            master = "host0" if 0 in layout[0] else "host1"
             self.succeed(Run(self.hosts, layout, "collectives", "auto", master=master))
         # With a store that has no address, the names are all that there is.
         folder = os.environ.get("TEST_TMPDIR", "/tmp")
