@@ -78,7 +78,9 @@ absl::StatusOr<std::vector<at::Device>> Devices() {
   std::vector<int> gpus;
   LOCKSTEP_ASSIGN_OR_RETURN(gpus, ParseDeviceList("--gpu", absl::GetFlag(FLAGS_gpu)));
   const int count = at::hasCUDA() ? static_cast<int>(at::getNumGPUs()) : 0, replicas = absl::GetFlag(FLAGS_replicas);
-  if (replicas < 0) return absl::InvalidArgumentError(absl::StrCat("--replicas=", replicas, ": must be at least 0"));
+  if (replicas < 0 || replicas > 1024) {
+    return absl::InvalidArgumentError(absl::StrCat("--replicas=", replicas, ": must be from 0 to 1024"));
+  }
   for (const int gpu : gpus) {
     if (gpu >= count) {
       return absl::InvalidArgumentError(absl::StrCat("--gpu: there is no device ", gpu, "; ", count, " can be seen"));

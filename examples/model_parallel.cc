@@ -1,6 +1,5 @@
 // Model parallel, the toy: a linear layer 10→10 on the first device, ReLU, a linear layer 10→5 on the second.
-//   ./bazelw run //examples:model_parallel                         # one process, on two GPUs where there are, or the
-//   CPU
+//   ./bazelw run //examples:model_parallel               # one process, on two GPUs, or on the CPU where there are none
 //   ./bazelw build //launch:lockstep_run //examples:model_parallel
 //   bazel-bin/launch/lockstep_run --standalone --nproc_per_node=2 bazel-bin/examples/model_parallel    # inside DDP
 // Rank r of a host takes devices 2r and 2r + 1.
@@ -31,10 +30,9 @@ struct ToyImpl : torch::nn::Module {
   std::shared_ptr<Part> net1, net2;
 };
 
-absl::Status Train(int local_rank, const ProcessGroupPtr& group) {
-  const int gpus = at::hasCUDA() ? static_cast<int>(at::getNumGPUs()) : 0;
+absl::Status Train(int local_rank, bool cuda, const ProcessGroupPtr& group) {
   const auto device = [&](int index) {
-    return gpus >= 2 ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index % gpus)) : at::Device(at::kCPU);
+    return cuda ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index)) : at::Device(at::kCPU);
   };
   torch::manual_seed(1206);
   const auto model = std::make_shared<ToyImpl>(device(2 * local_rank), device(2 * local_rank + 1));
@@ -66,7 +64,13 @@ int main() {
     std::fprintf(stderr, "error: %s\n", std::string(environment.status().message()).c_str());
     return 1;
   }
+  const int gpus = at::hasCUDA() ? static_cast<int>(at::getNumGPUs()) : 0, wanted = 2 * environment->local_world_size;
+  if (gpus > 0 && gpus < wanted) {
+    std::fprintf(stderr, "error: %d GPUs are wanted, two for each rank of this host, and there are %d\n", wanted, gpus);
+    return 1;
+  }
   ProcessGroupOptions options;
-  options.cuda = at::hasCUDA() && at::getNumGPUs() >= 2;
-  return RankMain(options, [&](const ProcessGroupPtr& group) { return Train(environment->local_rank, group); });
+  options.cuda = gpus > 0;
+  return RankMain(options,
+                  [&](const ProcessGroupPtr& group) { return Train(environment->local_rank, options.cuda, group); });
 }

@@ -44,7 +44,7 @@ Pipeline::Pipeline(Stage stage, ProcessGroupPtr group, PipelineOptions options)
   if (!group_ || !options_.device.is_cuda()) return;
   std::vector<int> ranks(num_stages_);
   std::iota(ranks.begin(), ranks.end(), 0);
-  ProcessGroupOptions group_options;
+  ProcessGroupOptions group_options = options_.gradient_group;
   group_options.cuda = true;
   auto second = NewSubGroup(group_, ranks, group_options);
   TORCH_CHECK(second.ok(), "Pipeline: ", std::string(second.status().message()));
@@ -152,7 +152,7 @@ at::Tensor Pipeline::Step(const at::Tensor& inputs, const at::Tensor& targets) {
     TORCH_CHECK(targets.size(0) == pass.header.samples, "Pipeline: the batch has ", pass.header.samples,
                 " samples on the first stage and ", targets.size(0), " targets on the last");
     TORCH_CHECK(targets.size(0) > 0, "Pipeline: the batch has no samples");
-    target_pieces = targets.to(targets.options().device(options_.device)).chunk(options_.micro_batches);
+    target_pieces = targets.to(targets.options().device(options_.device)).chunk(count);  // as the first stage cut
   }
   // The schedules differ only in how many forwards a stage is ahead of its backwards. Backwards come in the order of
   // the forwards, so that the last one belongs to the last forward, with which DistributedDataParallel averages.

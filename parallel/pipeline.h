@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/process_group.h"
 #include "lockstep/ddp/distributed_data_parallel_base.h"
 
 namespace lockstep {
@@ -27,12 +27,15 @@ enum class PipelineSchedule {
 
 struct PipelineOptions {
   PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward;
-  int64_t micro_batches = 4;  ///< Parts that a batch is cut into, as `torch.chunk` does; fewer for few samples.
+  /// Parts that a batch is cut into, as `torch.chunk` does; fewer for few samples. The first stage's number counts.
+  int64_t micro_batches = 4;
   /// On the last stage: one number, from an output and the targets of the same samples.
   std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)> loss;
   /// The loss is a mean over samples, so that a micro-batch counts by its share of them; false: a sum.
   bool loss_is_mean = true;
   at::Device device = at::kCPU;  ///< Of this stage.
+  /// Backend and timeout of the group that gradients go through on CUDA.
+  ProcessGroupOptions gradient_group{};
   /// The stage is this module: its gradients are averaged over its group once a step, with the last micro-batch.
   DistributedDataParallelBase* ddp = nullptr;
 };

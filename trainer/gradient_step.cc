@@ -111,6 +111,7 @@ Value GradientStep::SaveState(const torch::nn::Module& module) const {
   window.accumulate = options_.accumulate;
   window.scale = scaler_->scale();
   window.weight_by_samples = options_.weight_by_samples;
+  window.went_backward = went_backward_;
   window.loss = loss_;
   for (const auto& parameter : module.named_parameters()) {
     if (parameter.value().grad().defined()) window.gradients[parameter.key()] = parameter.value().grad();
@@ -136,13 +137,14 @@ absl::Status GradientStep::LoadState(const Value& state, torch::nn::Module& modu
   batches_ = window.batches;
   counted_ = window.counted;
   samples_ = window.samples;
+  went_backward_ = window.went_backward;
   const at::Device device = parameters.is_empty() ? at::Device(at::kCPU) : parameters.begin()->value().device();
   loss_ = window.loss.defined() ? window.loss.to(device) : window.loss;
   // Each batch's loss was divided by that run's number of batches and multiplied by its scale.
-  const double factor =
-      scaler_->scale() / window.scale *
-      (options_.weight_by_samples ? 1
-                                  : static_cast<double>(window.accumulate) / static_cast<double>(options_.accumulate));
+  const double factor = scaler_->scale() / window.scale *
+                        (options_.weight_by_samples || went_backward_
+                             ? 1
+                             : static_cast<double>(window.accumulate) / static_cast<double>(options_.accumulate));
   const at::NoGradGuard no_grad;
   for (const auto& [name, gradient] : window.gradients) {
     at::Tensor parameter = *parameters.find(name);

@@ -58,6 +58,7 @@ Value GradientWindow::ToValue() const {
   state.set("accumulate", static_cast<int64_t>(accumulate));
   state.set("scale", scale);
   state.set("weight_by_samples", weight_by_samples);
+  state.set("went_backward", went_backward);
   state.set("loss", loss.defined() ? Value(loss) : Value());
   Value by_name((ValueDict()));
   for (const auto& [name, gradient] : gradients) by_name.set(name, GradientState(gradient));
@@ -82,6 +83,7 @@ absl::StatusOr<GradientWindow> GradientWindow::FromValue(const Value& state) {
   LOCKSTEP_RETURN_IF_ERROR(count("samples", window.samples));
   LOCKSTEP_RETURN_IF_ERROR(count("accumulate", window.accumulate));
   LOCKSTEP_RETURN_IF_ERROR(count("weight_by_samples", window.weight_by_samples));
+  if (state.find("went_backward") != nullptr) LOCKSTEP_RETURN_IF_ERROR(count("went_backward", window.went_backward));
   const Value *const scale = state.find("scale"), *const loss = state.find("loss");
   const auto scale_number = scale == nullptr ? absl::InvalidArgumentError("missing") : scale->number();
   if (!scale_number.ok() || !(*scale_number > 0)) return absl::InvalidArgumentError("'scale' is no scale");

@@ -20,6 +20,7 @@ struct GradientWindow {
   int64_t samples = 0;
   size_t accumulate = 1;                        ///< Batches of a whole one.
   double scale = 1;                             ///< That losses were multiplied by.
+  bool went_backward = false;                   ///< The gradients are of undivided losses.
   bool weight_by_samples = false;               ///< Whether they are sums over samples.
   at::Tensor loss;                              ///< The sum of those that count; undefined without any.
   std::map<std::string, at::Tensor> gradients;  ///< By the names of the module's parameters; dense or sparse.

@@ -17,6 +17,7 @@ class ParameterServerStrategy : public Strategy {
   ParameterServerStrategy(torch::nn::Module& module, const ParameterServerLayout& layout, const ProcessGroupPtr& world,
                           ProcessGroupPtr workers = nullptr)
       : module_(module),
+        asynchronous_(layout.mode == ParameterServerLayout::Mode::kAsynchronous),
         share_{layout.worker_index(GetRank(world)), layout.num_workers(GetWorldSize(world))},
         workers_(std::move(workers)) {}
 
@@ -24,9 +25,11 @@ class ParameterServerStrategy : public Strategy {
   torch::nn::Module& wrapper() override { return module_; }
   ProcessGroupPtr group() const override { return workers_; }
   DataShare share() const override { return share_; }
+  int shares_of_a_step() const override { return asynchronous_ ? 1 : share_.count; }
 
  private:
   torch::nn::Module& module_;
+  const bool asynchronous_;
   const DataShare share_;
   const ProcessGroupPtr workers_;
 };

@@ -13,7 +13,7 @@ void LogBatch(const Strategy& strategy, int64_t samples) {
   if (!strategy.counts() || share.index != 0) return;
   const std::string each = strategy.devices() > 1 ? absl::StrCat(", cut for ", strategy.devices(), " devices") : "";
   LOG(INFO) << "strategy " << strategy.name() << ": a step takes " << samples << " samples of a rank" << each << ", "
-            << samples * share.count << " together";
+            << samples * strategy.shares_of_a_step() << " together";
 }
 
 }  // namespace lockstep

@@ -32,6 +32,8 @@ class Strategy {
   /// The ranks that run the trainer together: they agree about metrics, errors and when to stop. Null: this one alone.
   virtual ProcessGroupPtr group() const { return nullptr; }
   virtual DataShare share() const { return {}; }
+  /// How many ranks' batches one step of the optimizer takes.
+  virtual int shares_of_a_step() const { return share().count; }
   /// Among which each of this rank's batches is cut.
   virtual size_t devices() const { return 1; }
 

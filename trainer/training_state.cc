@@ -44,6 +44,9 @@ absl::StatusOr<Value> SaveTrainingState(const TrainingParts& parts, size_t epoch
   Value model;
   ShardedState::Whole optimizer;
   if (parts.split != nullptr) {
+    if (MasterWeights::Of(*parts.optimizer) != nullptr) {
+      return absl::InvalidArgumentError("master weights of a model that is split over ranks can't be saved");
+    }
     LOCKSTEP_ASSIGN_OR_RETURN(model, parts.split->WholeModel());
     LOCKSTEP_ASSIGN_OR_RETURN(optimizer.state, parts.split->WholeOptimizer());
   } else if (auto* const sharded = dynamic_cast<ShardedState*>(parts.optimizer)) {

@@ -256,7 +256,10 @@ absl::Status ParseConfig(int argc, char** argv, Config& config, lockstep::Config
   };
   LOCKSTEP_RETURN_IF_ERROR(read(file));
   if (config.resume != "latest" && config.resume != "best") config.resume = lockstep::UserPath(config.resume);
-  if (!config.resume.empty() && absl::GetFlag(FLAGS_cfg) == kDefaultConfig) {
+  const bool cfg_given = std::any_of(rest.begin(), rest.end() - 1, [](const std::string& argument) {
+    return absl::StartsWith(argument.substr(std::min(argument.find_first_not_of('-'), argument.size())), "cfg");
+  });
+  if (!config.resume.empty() && !cfg_given) {
     const std::string before = ConfigOfRun(config);
     if (std::filesystem::exists(before)) LOCKSTEP_RETURN_IF_ERROR(read(before));
   }

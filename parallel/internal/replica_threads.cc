@@ -40,8 +40,11 @@ namespace {
 /// core.
 template <typename Condition>
 void WaitAwake(const Condition& condition) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(200);
-  while (!condition() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  const auto begin = std::chrono::steady_clock::now();
+  for (std::chrono::steady_clock::duration passed{}; !condition() && passed < std::chrono::microseconds(200);) {
+    if (passed > std::chrono::microseconds(20)) std::this_thread::yield();
+    passed = std::chrono::steady_clock::now() - begin;
+  }
 }
 
 /// While it lives, an operation of this thread has `threads` threads. LibTorch's number is each thread's own.

@@ -26,7 +26,7 @@ struct SumGradients : autograd::Node {
     at::Tensor sum;
     for (const auto& input : inputs) {
       if (!input.defined()) continue;
-      const at::Tensor here = input.to(input.options().device(device));
+      const at::Tensor here = input.device() == device ? input : input.to(input.options().device(device));
       sum = sum.defined() ? sum + here : here;
     }
     return {sum};

@@ -206,6 +206,24 @@ void ExpectAsPlain(const Way& way, const std::string& name, double clip = 0.8) {
   check();
 }
 
+TEST(Strategies, TheLogSaysOnceWhatAStepTakes) {
+  Net net;
+  DistributedDataParallel<NetImpl> ddp(net, Group());
+  torch::optim::SGD optimizer(ddp.parameters(), Sgd());
+  DdpStrategy strategy(ddp);
+  Metrics metrics;
+  testing::internal::CaptureStderr();
+  TrainWrapped(strategy, net, ddp, optimizer, {2, Folder() + "/log.pth"}, metrics);
+  const std::string log = testing::internal::GetCapturedStderr();
+  const std::string expected =
+      "strategy ddp: a step takes " + std::to_string(kGlobalBatch / World()) + " samples of a rank, 12 together";
+  const size_t at = log.find(expected);
+  EXPECT_EQ(at != std::string::npos, Rank() == 0) << log;
+  if (Rank() == 0) {
+    EXPECT_EQ(log.find("a step takes", at + expected.size()), std::string::npos) << log;
+  }
+}
+
 TEST(Strategies, DataParallel) {
   if (World() > 1) GTEST_SKIP() << "one process";
   ExpectAsPlain(
