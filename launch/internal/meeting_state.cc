@@ -46,14 +46,21 @@ void MeetingState::Heard(int id, const json& message, Time now) {
   } else if (member != nullptr && kind == "ended" && member->running) {
     member->running = false;
     const int code = message.value("code", 1);
-    if (message.value("interrupted", false) || message.value("stopped", false)) {
+    const bool interrupted = message.value("interrupted", false);
+    if (interrupted || message.value("stopped", false)) {
       End end;
       end.code = code;
       end.final = true;
-      if (message.value("interrupted", false)) {
+      if (interrupted) {
         end.text = absl::StrCat("lockstep: the launcher of host ", member->host, " was told to end by a signal\n");
       }
-      if (phase_ == Phase::kRunning) Stop(end, /*soon=*/false);
+      if (phase_ == Phase::kRunning) {
+        Stop(end, /*soon=*/false);
+      } else if (interrupted && !end_.final) {
+        // What they were ended for would have gone on, but not after this.
+        if (!end_.regroup) end.text = end_.text + end.text;
+        end_ = end;
+      }
     } else if (code != 0) {
       End end;
       end.code = code;

@@ -216,6 +216,30 @@ TEST_F(MeetingTest, AWishToEndIsNoFailure) {
   EXPECT_EQ(Told(1)["code"], 75);
 }
 
+TEST_F(MeetingTest, AWishToEndCountsWhileRanksAreBeingEnded) {
+  const json interrupted = {{"kind", "ended"}, {"code", 75}, {"interrupted", true}, {"stopped", true}};
+  Open(2, 2, false, 3);  // because one has failed
+  Join(1, 0);
+  Join(2, 1);
+  Failed(1, 5);
+  Ended(1, 5);
+  state_->Heard(2, interrupted, now_);
+  json end = Told(1);
+  EXPECT_EQ(end["kind"], "finish");
+  EXPECT_EQ(end["code"], 75);
+  EXPECT_EQ(end["text"], "of 1lockstep: the launcher of host host2 was told to end by a signal\n");
+
+  Open(1, 2, true, 0);  // because a host has come
+  Join(1);
+  Pass(seconds(10));
+  Join(2);
+  state_->Heard(1, interrupted, now_);
+  end = Told(1);
+  EXPECT_EQ(end["kind"], "finish");
+  EXPECT_EQ(end["code"], 75);
+  EXPECT_EQ(Told(2)["kind"], "finish");
+}
+
 TEST_F(MeetingTest, StrangersAreRefused) {
   Open(2, 2, false, 0);
   const auto refused = [&](int member, const json& other) {
