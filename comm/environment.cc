@@ -127,8 +127,12 @@ absl::StatusOr<DistributedEnvironment> FromRank(const std::optional<OuterPlaceme
   env.agent_store = Variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
   env.launch_id = Variable("TORCHELASTIC_RUN_ID");
   if (env.launch_id.empty() || env.launch_id == "none") env.launch_id = ParentProcess();  // torchrun's for "not given"
-  if (!Variable("TORCHELASTIC_RESTART_COUNT").empty()) {
-    LOCKSTEP_ASSIGN_OR_RETURN(env.restarts, NumberVariable("TORCHELASTIC_RESTART_COUNT", 0, 1 << 30));
+  // torchrun counts failures alone, lockstep_run hosts that have come as well. Ours may be of a lockstep_run around
+  // torchrun.
+  const bool is_ours = !env.agent_store && !Variable("LOCKSTEP_RESTART_COUNT").empty();
+  const char* const restarts = is_ours ? "LOCKSTEP_RESTART_COUNT" : "TORCHELASTIC_RESTART_COUNT";
+  if (!Variable(restarts).empty()) {
+    LOCKSTEP_ASSIGN_OR_RETURN(env.restarts, NumberVariable(restarts, 0, 1 << 30));
   }
   LOCKSTEP_RETURN_IF_ERROR(ReadLocalRank(outer, env));
   return env;

@@ -237,6 +237,7 @@ class Launcher {
     placement.master_addr = message.at("master_addr");
     placement.master_port = message.at("master_port");
     placement.restarts = message.at("restarts");
+    placement.regroups = message.at("regroups");
     plan_.spawn.launch_id = message.at("launch_id");
     stage_.Say(absl::StrCat("lockstep: hosts and their ranks: ", message.value("hosts", ""), "; this is node ",
                             placement.node_rank, "\n"));

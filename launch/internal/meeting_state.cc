@@ -225,6 +225,7 @@ void MeetingState::Begin() {
                     {"master_addr", master_addr},
                     {"master_port", nodes[0]->port},
                     {"restarts", restarts_},
+                    {"regroups", regroups_},
                     {"launch_id", launch_id_},
                     {"hosts", hosts}});
     first += node.ranks;
@@ -253,7 +254,7 @@ void MeetingState::RoundMayBeOver(Time now) {
     Finish(end_.code, end_.text);
     return;
   }
-  if (!end_.regroup) ++restarts_;
+  ++(end_.regroup ? regroups_ : restarts_);
   for (Member& member : members_) {
     member.in_round = false;
     if (options_.elastic) member.node_rank = -1;

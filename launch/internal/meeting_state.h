@@ -71,7 +71,7 @@ class MeetingState {
   const Send send_;
   Phase phase_ = Phase::kGathering;
   std::list<Member> members_;  // as they came
-  int restarts_ = 0;
+  int restarts_ = 0, regroups_ = 0;
   Time join_deadline_;
   std::optional<Time> last_call_;
   End end_;

@@ -11,7 +11,8 @@ struct Placement {
   int first_role_rank = 0, role_world_size = 1;  ///< The same, counted among the hosts with the same role.
   std::string master_addr;                       ///< Host of rank 0.
   int master_port = 0;                           ///< Port of rank 0's store.
-  int restarts = 0;                              ///< How often all ranks have been started again.
+  int restarts = 0;                              ///< How often all ranks have been started again after a failure.
+  int regroups = 0;                              ///< How often, beside that, because a host had come.
 };
 
 }  // namespace lockstep

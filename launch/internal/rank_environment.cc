@@ -59,6 +59,7 @@ std::vector<std::string> RankEnvironment(const LaunchPlan& plan, const Placement
   variables["MASTER_ADDR"] = placement.master_addr;
   number("MASTER_PORT", placement.master_port);
   number("TORCHELASTIC_RESTART_COUNT", placement.restarts);
+  number("LOCKSTEP_RESTART_COUNT", placement.restarts + placement.regroups);
   number("TORCHELASTIC_MAX_RESTARTS", spawn.max_restarts);
   variables["TORCHELASTIC_RUN_ID"] = spawn.launch_id;
   variables["TORCHELASTIC_USE_AGENT_STORE"] = "False";  // rank 0 holds the store

@@ -21,6 +21,7 @@ absl::StatusOr<DistributedEnvironment> Read(const std::map<std::string, std::str
                            "TORCHELASTIC_USE_AGENT_STORE",
                            "TORCHELASTIC_RUN_ID",
                            "TORCHELASTIC_RESTART_COUNT",
+                           "LOCKSTEP_RESTART_COUNT",
                            "OMPI_COMM_WORLD_RANK",
                            "OMPI_COMM_WORLD_SIZE",
                            "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -106,6 +107,20 @@ TEST(Environment, ReadsWhatTorchrunSets) {
   EXPECT_EQ(env->local_world_size, 2);
   EXPECT_EQ(env->master_port, 1206);
   EXPECT_TRUE(env->agent_store);
+}
+
+TEST(Environment, ARestartIsAnyStartOfTheSameLaunchButItsFirst) {
+  Variables variables = {{"RANK", "0"},
+                         {"WORLD_SIZE", "2"},
+                         {"LOCAL_RANK", "0"},
+                         {"MASTER_ADDR", "host"},
+                         {"MASTER_PORT", "1206"},
+                         {"TORCHELASTIC_RESTART_COUNT", "2"}};
+  EXPECT_EQ(Read(variables)->restarts, 2);
+  variables["LOCKSTEP_RESTART_COUNT"] = "3";
+  EXPECT_EQ(Read(variables)->restarts, 3);
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  EXPECT_EQ(Read(variables)->restarts, 2) << "of torchrun inside lockstep_run";
 }
 
 TEST(Environment, ByHandOnOneHostTheLocalRankIsTheRank) {

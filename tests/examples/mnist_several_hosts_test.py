@@ -77,6 +77,11 @@ class UnderTheLauncher(unittest.TestCase):
                                     "--rdzv_conf=keep_alive_interval=0.5", *options, *command("--run_dir=" + run_dir, *FLAGS)])
             for host in range(2)]
 
+    def start_elastic(self, host, run_dir):
+        self.launchers.append(self.hosts[host].start(
+            [LAUNCHER, "--nnodes=1:2", "--rdzv_backend=c10d", "--rdzv_endpoint=10.77.0.1:29400", "--nproc_per_node=1",
+             "--rdzv_conf=keep_alive_interval=0.5,last_call_timeout=0.2", *command("--run_dir=" + run_dir, *FLAGS, "--epochs=1000")]))
+
     def wait_for_steps(self, run_dir, count):
         deadline = time.time() + 60
         while time.time() < deadline:
@@ -112,6 +117,24 @@ class UnderTheLauncher(unittest.TestCase):
         self.assertIn("first failure: rank 3", errors[0])
         self.assertIn("all hosts start again (1 of 1 restarts)", errors[0])
         self.expect_same_run(whole, part)
+
+    def test_a_late_host_is_taken_in_and_the_run_goes_on(self):
+        run_dir = os.path.join(folder(), "run")
+        self.start_elastic(0, run_dir)
+        self.wait_for_steps(run_dir, 8)
+        self.start_elastic(1, run_dir)
+        while not children(self.launchers[1].pid):  # the ranks of the first start have ended
+            self.assertEqual([launcher.poll() for launcher in self.launchers], [None, None])
+            time.sleep(0.01)
+        done = len(open(run_dir + "/steps.jsonl").readlines())
+        self.wait_for_steps(run_dir, done + 8)
+        self.launchers[1].send_signal(signal.SIGTERM)
+        codes, errors = self.finish()
+        self.assertEqual(codes, [75, 75], errors)
+        self.assertIn("host host1 has come", errors[0])
+        self.assertEqual(json.load(open(run_dir + "/config.json"))["world_size"], 2)
+        steps = [json.loads(line)["step"] for line in open(run_dir + "/steps.jsonl")]
+        self.assertEqual(steps, list(range(steps[0], steps[0] + len(steps))), "none is left out or done twice")
 
     def test_without_restarts_a_killed_rank_ends_both_hosts(self):
         run_dir = os.path.join(folder(), "run")

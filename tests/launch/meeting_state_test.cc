@@ -195,7 +195,9 @@ TEST_F(MeetingTest, ANewHostIsTakenInAndASpareOneWaits) {
   Join(2);
   EXPECT_EQ(Told(1)["kind"], "stop");
   Ended(1, 0);
-  EXPECT_EQ(Told(2)["restarts"], 0);
+  const json round = Told(2);
+  EXPECT_EQ(round["restarts"], 0);
+  EXPECT_EQ(round["regroups"], 1);
   Told(1);
   Join(3);
   EXPECT_EQ(Told(1)["kind"], "nothing");

@@ -21,6 +21,7 @@ SHOW = "import json, os, sys; open(sys.argv[1] + '/' + os.environ['RANK'], 'w').
 DIFFERENT = {
     "TORCHELASTIC_USE_AGENT_STORE": "rank 0 holds our store",
     "TORCHELASTIC_ERROR_FILE": "a folder of its own each time",
+    "LOCKSTEP_RESTART_COUNT": "ours alone; it counts the starts for a host that has come as well",
     "OMP_NUM_THREADS": "torchrun says 1, we share the cores out",
     "TORCHELASTIC_RUN_ID": "ours is another one for each launch, unless --rdzv_id says it",
 }
