@@ -1,6 +1,7 @@
 #include "lockstep/launch/internal/output_relay.h"
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace {
 constexpr size_t kLongestLine = 16 << 20;  // beyond it a line is cut
 constexpr size_t kTailBytes = 8192;
 constexpr int kTailLines = 20;
-constexpr int kReadsAtOnce = 16;  // of one stream, before it is another's turn
+constexpr size_t kReadAtOnce = 1 << 20;  // of one stream, before it is another's turn
 
 void WriteFile(int fd, const char* data, size_t size) {
   while (size > 0) {
@@ -57,7 +58,7 @@ void OutputRelay::Pump() {
     ConsoleWriter& console = open->stream.is_error ? err_ : out_;
     // Nobody reads it any more: the rank learns that as if it had written there itself.
     const bool useless = open->stream.to_console && open->stream.file < 0 && console.broken();
-    if (!useless && Read(*open)) continue;
+    if (!useless && Read(*open, kReadAtOnce)) continue;
     close(open->fd);
     open->fd = -1;
   }
@@ -66,25 +67,22 @@ void OutputRelay::Pump() {
 void OutputRelay::Finish() {
   Pump();
   for (const auto& open : streams_) {
-    while (open->fd >= 0) {  // what a process that got away writes later is not waited for
-      pollfd now{open->fd, POLLIN, 0};
-      if (poll(&now, 1, 0) <= 0) break;
-      if (Read(*open)) continue;
-      close(open->fd);
-      open->fd = -1;
-    }
+    // What the ranks have written is in the pipe by now. A process that got away may write on: that isn't waited for.
+    int held = 0;
+    if (open->fd >= 0 && ioctl(open->fd, FIONREAD, &held) == 0) Read(*open, static_cast<size_t>(held));
     if (open->line.empty()) continue;
     open->line += '\n';
     Emit(*open, open->line.size());
   }
 }
 
-bool OutputRelay::Read(Open& open) {
+bool OutputRelay::Read(Open& open, size_t most) {
   char buffer[65536];
-  for (int i = 0; i < kReadsAtOnce; ++i) {
-    const ssize_t n = read(open.fd, buffer, sizeof(buffer));
+  while (most > 0) {
+    const ssize_t n = read(open.fd, buffer, std::min(most, sizeof(buffer)));
     if (n > 0) {
       Take(open, buffer, static_cast<size_t>(n));
+      most -= static_cast<size_t>(n);
     } else {
       return n < 0 && (errno == EAGAIN || errno == EINTR);
     }

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -53,7 +54,7 @@ class OutputRelay {
   };
 
   /// False at the end.
-  bool Read(Open& open);
+  bool Read(Open& open, size_t most);
   void Take(Open& open, const char* data, size_t size);
   void Emit(Open& open, size_t size);
 

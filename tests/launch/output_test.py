@@ -75,6 +75,12 @@ class Prefix(unittest.TestCase):
         self.assertEqual((result.returncode, result.stdout.count(b"x")), (0, 2))
         self.assertLess(time.time() - start, 19)
 
+    def test_nor_is_what_writes_without_end(self):
+        begun = os.path.join(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")), "begun")
+        result = run("--prefix=on", "sh", "-c", "echo first; setsid sh -c 'echo > $BEGUN; exec yes' & until test -e $BEGUN; do :; done; exit 3",
+                     BEGUN=begun)
+        self.assertEqual((result.returncode, result.stdout.splitlines()[0]), (3, b"[rank0]: first"))
+
 
 class Files(unittest.TestCase):
     def setUp(self):
