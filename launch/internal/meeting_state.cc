@@ -45,6 +45,7 @@ void MeetingState::Heard(int id, const json& message, Time now) {
     }
   } else if (member != nullptr && kind == "ended" && member->running) {
     member->running = false;
+    some_ended_ = true;
     const int code = message.value("code", 1);
     const bool interrupted = message.value("interrupted", false);
     if (interrupted || message.value("stopped", false)) {
@@ -105,7 +106,7 @@ std::string MeetingState::Join(Member member, const json& message, Time now) {
   members_.push_back(member);
   if (phase_ == Phase::kRunning) {
     const auto running = std::count_if(members_.begin(), members_.end(), [](const Member& m) { return m.in_round; });
-    if (running < options_.max_nodes) {
+    if (running < options_.max_nodes && !some_ended_) {
       End end;
       end.regroup = true;
       end.text = absl::StrCat("lockstep: host ", member.host, " has come\n");
@@ -231,6 +232,7 @@ void MeetingState::Begin() {
     first += node.ranks;
     first_role_rank += node.ranks;
   }
+  some_ended_ = false;
   phase_ = Phase::kRunning;
 }
 

@@ -74,6 +74,7 @@ class MeetingState {
   int restarts_ = 0, regroups_ = 0;
   Time join_deadline_;
   std::optional<Time> last_call_;
+  bool some_ended_ = false;  // hosts of this round, by themselves
   End end_;
   std::string lost_;  // who went away, for those who wait in vain
 };

@@ -208,6 +208,35 @@ TEST_F(MeetingTest, ANewHostIsTakenInAndASpareOneWaits) {
   EXPECT_EQ(Told(3)["kind"], "finish");
 }
 
+TEST_F(MeetingTest, ARunThatIsEndingIsNotStartedAgainForANewHost) {
+  Open(1, 3, true, 1);
+  Join(1);
+  Join(2);
+  Pass(seconds(10));
+  Ended(1, 0);
+  Told(2);
+  Join(3);
+  EXPECT_EQ(Told(2)["kind"], "nothing");
+  Ended(2, 0);
+  for (const int member : {1, 2, 3}) {
+    const json end = Told(member);
+    EXPECT_EQ(end["kind"], "finish");
+    EXPECT_EQ(end["code"], 0);
+  }
+
+  Open(1, 3, true, 1);  // but for a failure it would be, and then the host is there
+  Join(1);
+  Join(2);
+  Pass(seconds(10));
+  Ended(1, 0);
+  Join(3);
+  Failed(2, 5);
+  Ended(2, 5);
+  const json round = Told(3);
+  EXPECT_EQ(round["kind"], "round");
+  EXPECT_EQ(round["num_nodes"], 3);
+}
+
 TEST_F(MeetingTest, AWishToEndIsNoFailure) {
   Open(2, 2, false, 3);
   Join(1, 0);
