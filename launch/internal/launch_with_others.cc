@@ -122,7 +122,7 @@ class Launcher {
  private:
   /// Other hosts must hear of us often enough.
   static LaunchPlan Quick(LaunchPlan plan, const MeetingOptions& options) {
-    plan.tick = std::min(plan.tick, std::max(milliseconds(1), options.beat_interval / 2));
+    plan.tick = std::min({plan.tick, std::max(milliseconds(1), options.beat_interval / 2), milliseconds(60'000)});
     return plan;
   }
 

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -26,6 +27,14 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kSameWish(100);  // between two signals that are one
 
+constexpr std::chrono::hours kLongestTick(1);  // longer ones don't fit poll's milliseconds
+
+/// For poll: not before that time.
+int MillisecondsUntil(Clock::time_point time) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(time - Clock::now());
+  return static_cast<int>(std::max<int64_t>(left.count(), 0));
+}
+
 bool IsWishToEnd(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT; }
 
 class RankSet {
@@ -35,7 +44,8 @@ class RankSet {
         options_(plan.spawn),
         placement_(placement),
         setting_(setting),
-        kill_after_(plan.spawn.kill_after) {}
+        kill_after_(plan.spawn.kill_after),
+        tick_(std::min<std::chrono::milliseconds>(plan.tick, kLongestTick)) {}
 
   RankOutcome Run() {
     Start();
@@ -181,7 +191,8 @@ class RankSet {
     }
     const int rank = placement_.first_rank + ended.local_rank;
     if (ended.code != 0 && interrupted_ == 0 && options_.expendable_from >= 0 && rank >= options_.expendable_from) {
-      std::fprintf(stderr, "lockstep: rank %d (process %d) ended with code %d; the others go on\n", rank, pid, ended.code);
+      std::fprintf(stderr, "lockstep: rank %d (process %d) ended with code %d; the others go on\n", rank, pid,
+                   ended.code);
       return;
     }
     broken_ |= ended.code != 0;
@@ -224,14 +235,17 @@ class RankSet {
       terminate_at_ = Clock::time_point::max();
       kill_at_ = std::min(kill_at_, now + kill_after_);
     }
-    if (now >= kill_at_) SignalAll(SIGKILL);
+    if (now >= kill_at_) {
+      SignalAll(SIGKILL);
+      kill_at_ = Clock::time_point::max();
+    }
   }
 
   void Wait() {
     std::vector<pollfd> waited = {{setting_.signals->fd(), POLLIN, 0}};
     if (setting_.companion != nullptr) waited.push_back({setting_.companion->fd(), POLLIN, 0});
     if (relay_) relay_->AddTo(waited);
-    poll(waited.data(), waited.size(), static_cast<int>(plan_.tick.count()));
+    poll(waited.data(), waited.size(), MillisecondsUntil(std::min({Clock::now() + tick_, terminate_at_, kill_at_})));
   }
 
   void Heard(int signal) {
@@ -289,6 +303,7 @@ class RankSet {
   const Placement& placement_;
   const RankSetting& setting_;
   std::chrono::milliseconds kill_after_;
+  const std::chrono::milliseconds tick_;
   std::optional<OutputRelay> relay_;
   int filtered_out_ = -1, filtered_err_ = -1;
   std::vector<pid_t> children_;  // by local rank; -1 once it has ended

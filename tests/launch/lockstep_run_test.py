@@ -71,6 +71,11 @@ class LockstepRun(unittest.TestCase):
         result = run("--standalone", "--nproc_per_node=auto", "sh", "-c", "echo $WORLD_SIZE", CUDA_VISIBLE_DEVICES="")
         self.assertEqual(set(result.stdout.split()), {str(len(os.sched_getaffinity(0)))})
 
+    def test_a_rank_that_hangs_is_ended_whatever_the_interval_of_looks(self):
+        result = run("--nproc_per_node=2", "--standalone", "--monitor_interval=1e7", "sh", "-c",
+                     "test $RANK = 1 && exit 7; trap '' TERM; while true; do sleep 1; done")
+        self.assertEqual(result.returncode, 7, result.stderr)
+
     def test_returns_the_code_of_the_rank_that_failed_and_ends_the_rest(self):
         start = time.time()
         result = run("--nproc_per_node=2", "--standalone", "sh", "-c", 'test $RANK = 0 && sleep 100; exit 7')
