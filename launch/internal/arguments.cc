@@ -60,6 +60,9 @@ constexpr Option kOptions[] = {
     {"bind", kValue, "none", "ranks to cores: none, cores (a share each), numa (the cores of one NUMA node each)"},
     {"stop_grace", kValue, "30",
      "seconds that ranks have to end by themselves after a signal; a second signal ends them"},
+    {"expendable_from", kValue, "none",
+     "ranks from this one on may fail while the others go on, and their codes don't count: workers of an asynchronous "
+     "parameter server"},
     {"stop_exit_code", kValue, "75", "ranks that end with it were stopped and want to be started later: no failure"},
     // torchrun's that have no meaning here.
     {"module", kRefusedSwitch, "0",

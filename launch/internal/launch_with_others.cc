@@ -92,7 +92,11 @@ class Seat : public Companion {
       beat_at_ = Clock::now() + options_.beat_interval;
     }
     for (json& message : socket_.Receive()) {
-      if (message["kind"] != "beat") news_.push_back(std::move(message));
+      if (message["kind"] == "note") {
+        std::fputs(message.value("text", "").c_str(), stderr);
+      } else if (message["kind"] != "beat") {
+        news_.push_back(std::move(message));
+      }
     }
   }
 

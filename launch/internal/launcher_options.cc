@@ -232,6 +232,9 @@ absl::StatusOr<LauncherOptions> ReadLauncherOptions(const Arguments& arguments) 
   plan.spawn.argv = arguments.program();
   LOCKSTEP_ASSIGN_OR_RETURN(plan.spawn.num_ranks, RanksHere(arguments));
   LOCKSTEP_ASSIGN_OR_RETURN(plan.spawn.max_restarts, Number(arguments, "max_restarts", 0, 1 << 30));
+  if (arguments.Get("expendable_from") != "none") {  // rank 0 holds the store
+    LOCKSTEP_ASSIGN_OR_RETURN(plan.spawn.expendable_from, Number(arguments, "expendable_from", 1, 1 << 20));
+  }
   LOCKSTEP_ASSIGN_OR_RETURN(plan.spawn.stop_code, Number(arguments, "stop_exit_code", 1, 255));
   LOCKSTEP_ASSIGN_OR_RETURN(plan.spawn.stop_grace, Seconds(arguments, "stop_grace"));
   LOCKSTEP_ASSIGN_OR_RETURN(plan.tick, Seconds(arguments, "monitor_interval"));
@@ -242,6 +245,7 @@ absl::StatusOr<LauncherOptions> ReadLauncherOptions(const Arguments& arguments) 
   LOCKSTEP_RETURN_IF_ERROR(ReadSignals(arguments, plan));
   LOCKSTEP_RETURN_IF_ERROR(ReadMeeting(arguments, options));
   LOCKSTEP_RETURN_IF_ERROR(ReadOutput(arguments, options.alone, plan));
+  options.meeting.expendable_from = plan.spawn.expendable_from;
   plan.role = arguments.Get("role");
   plan.virtual_local_rank = arguments.IsOn("virtual_local_rank");
   if (const std::string& id = arguments.Get("rdzv_id"); id != "none" && !arguments.IsOn("standalone")) {

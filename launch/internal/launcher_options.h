@@ -21,6 +21,7 @@ struct MeetingOptions {
   std::string id;               ///< Only launchers with the same one meet.
   std::string local_addr;       ///< Empty: found.
   std::optional<bool> is_host;  ///< Nothing: found.
+  int expendable_from = -1;     ///< A host may go that has ranks from this one on alone; -1: none may.
   std::chrono::milliseconds reach_timeout, join_timeout, last_call_timeout;
   std::chrono::milliseconds beat_interval, silence_limit;  ///< A host that says nothing for so long is gone.
 };

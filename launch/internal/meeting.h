@@ -15,7 +15,7 @@ namespace lockstep {
 /// keeps one connection to it, so that a host which goes away is noticed: its connection ends or falls silent.
 ///
 /// A launcher says: join, failed (a rank, the first one there), ended (all ranks there), beat. The meeting says: round
-/// (start ranks so), stop (end them), finish (all is over), refused, beat.
+/// (start ranks so), stop (end them), finish (all is over), refused, note (to be shown), beat.
 class Meeting {
  public:
   /// Unavailable when the port can't be had; `in_use` says why.

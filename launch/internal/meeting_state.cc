@@ -127,8 +127,16 @@ void MeetingState::Gone(int id, const std::string& how, Time now) {
     End end;
     end.code = 1;
     end.killed = true;  // the cause of all that follows
-    end.text = absl::StrCat("lockstep: ", lost_, " has gone: ", how, "\n");
-    if (phase_ == Phase::kRunning) Stop(end, /*soon=*/true);
+    end.text = absl::StrCat("lockstep: ", lost_, " has gone: ", how);
+    const bool may_go = options_.expendable_from >= 0 && gone.first_rank >= options_.expendable_from;
+    if (phase_ == Phase::kRunning && may_go) {
+      for (const Member& other : members_) {
+        if (other.running) send_(other.id, {{"kind", "note"}, {"text", end.text + "; the others go on\n"}});
+      }
+    } else if (phase_ == Phase::kRunning) {
+      end.text += "\n";
+      Stop(end, /*soon=*/true);
+    }
   }
   RoundMayBeOver(now);
   MayBegin(now);
@@ -214,6 +222,7 @@ void MeetingState::Begin() {
   for (size_t i = 0; i < nodes.size(); ++i) {
     Member& node = *nodes[i];
     node.node_rank = static_cast<int>(i);
+    node.first_rank = first;
     node.running = node.in_round = true;
     int& first_role_rank = seen_of_role[node.role];
     send_(node.id, {{"kind", "round"},

@@ -41,7 +41,7 @@ class MeetingState {
     int id = 0;
     std::string host, role, address;
     std::string reached;  // the name under which it found the meeting
-    int ranks = 1, port = 0, node_rank = -1;
+    int ranks = 1, port = 0, node_rank = -1, first_rank = 0;
     bool here = false;      // beside the meeting
     bool running = false;   // has ranks of this round
     bool in_round = false;  // had some

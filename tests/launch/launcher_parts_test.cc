@@ -159,6 +159,7 @@ TEST(Options, WhatIsWrongIsNamed) {
       {{"--start_method=fork"}, "--start_method=fork: want spawn"},
       {{"--event_log_handler=console"}, "--event_log_handler=console: want null"},
       {{"--monitor_interval=0"}, "--monitor_interval=0"},
+      {{"--expendable_from=0"}, "--expendable_from=0: want a number from 1"},
       {{"--bind=sockets"}, "--bind=sockets: want none or cores or numa"},
       {{"--nproc_per_node=xpu"}, "only NVIDIA's GPUs"},
       {{"-m"}, "--module: programs are run as they are"},

@@ -71,6 +71,14 @@ class LockstepRun(unittest.TestCase):
         result = run("--standalone", "--nproc_per_node=auto", "sh", "-c", "echo $WORLD_SIZE", CUDA_VISIBLE_DEVICES="")
         self.assertEqual(set(result.stdout.split()), {str(len(os.sched_getaffinity(0)))})
 
+    def test_expendable_ranks_may_fail(self):
+        body = "test $RANK = 2 && kill -9 $$; test $RANK = $FAILS && exit 5; echo done"
+        result = run("--nproc_per_node=3", "--standalone", "--expendable_from=1", "sh", "-c", body, FAILS="1")
+        self.assertEqual((result.returncode, result.stdout), (0, "done\n"), result.stderr)
+        self.assertRegex(result.stderr, r"rank 2 \(process \d+\) ended with code 137; the others go on")
+        result = run("--nproc_per_node=3", "--standalone", "--expendable_from=1", "sh", "-c", body, FAILS="0")
+        self.assertEqual(result.returncode, 5, result.stderr)
+
     def test_a_rank_that_hangs_is_ended_whatever_the_interval_of_looks(self):
         result = run("--nproc_per_node=2", "--standalone", "--monitor_interval=1e7", "sh", "-c",
                      "test $RANK = 1 && exit 7; trap '' TERM; while true; do sleep 1; done")

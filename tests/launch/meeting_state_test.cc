@@ -187,6 +187,25 @@ TEST_F(MeetingTest, AHostThatGoesIsNamedAndOthersGoOnWhereTheyAreEnough) {
   EXPECT_NE(text.find("host host2 (node 1) had gone"), std::string::npos) << text;
 }
 
+TEST_F(MeetingTest, AHostMayGoThatHasExpendableRanksAlone) {
+  options_.expendable_from = 2;
+  Open(3, 3, false, 0);
+  for (const int member : {1, 2, 3}) Join(member, member - 1);
+  state_->Gone(3, "silent", now_);
+  const json note = Told(1);
+  EXPECT_EQ(note["kind"], "note");
+  EXPECT_EQ(note["text"], "lockstep: host host3 (node 2) has gone: silent; the others go on\n");
+  Ended(1, 0);
+  Ended(2, 0);
+  EXPECT_EQ(Told(1)["code"], 0);
+
+  options_.expendable_from = 3;
+  Open(2, 2, false, 0);
+  for (const int member : {1, 2}) Join(member, member - 1);
+  state_->Gone(2, "silent", now_);
+  EXPECT_EQ(Told(1)["kind"], "stop") << "rank 2 may not go";
+}
+
 TEST_F(MeetingTest, ANewHostIsTakenInAndASpareOneWaits) {
   Open(1, 2, true, 0);
   Join(1);
