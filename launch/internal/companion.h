@@ -9,7 +9,7 @@ class Companion {
  public:
   virtual ~Companion() = default;
 
-  /// Readable when there is news.
+  /// Readable when there is news; -1 when there will be none.
   virtual int fd() const = 0;
 
   /// The ranks may go on; something failed elsewhere and they will end by themselves, or be ended soon; end them now.

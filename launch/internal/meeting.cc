@@ -59,8 +59,11 @@ class Room {
  private:
   void Wait(Clock::time_point until) {
     std::vector<pollfd> waited = {{wake_, POLLIN, 0}, {listener_, POLLIN, 0}};
-    for (const auto& [id, socket] : sockets_) waited.push_back({socket.fd(), POLLIN, 0});
     until = std::min(until, beat_at_);
+    for (const auto& [id, socket] : sockets_) {
+      waited.push_back({socket.fd(), POLLIN, 0});
+      if (socket.closed()) until = Clock::now();  // noticed while something was sent
+    }
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count() + 1;
     poll(waited.data(), waited.size(), static_cast<int>(std::clamp<int64_t>(left, 0, 1000)));
   }

@@ -17,7 +17,8 @@ class MessageSocket {
   MessageSocket(MessageSocket&& other) noexcept;
   MessageSocket& operator=(MessageSocket&& other) noexcept;
 
-  int fd() const { return fd_; }
+  /// To wait for; -1 once it is closed, since it would be ready for ever.
+  int fd() const { return closed_ ? -1 : fd_; }
 
   void Send(const nlohmann::json& message);
 
