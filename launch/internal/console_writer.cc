@@ -32,16 +32,19 @@ void ConsoleWriter::Write(std::string lines) {
   if (broken_) return;
   if (queued_ + lines.size() > most_bytes_) {
     left_out_ += lines.size();
+    changed_.notify_one();
     return;
   }
-  if (left_out_ > 0) {
-    lines = "lockstep: " + std::to_string(left_out_) +
-            " bytes of output are left out here, which nobody read in time\n" + lines;
-    left_out_ = 0;
-  }
+  if (left_out_ > 0) lines = Gap() + lines;
   queued_ += lines.size();
   queue_.push_back(std::move(lines));
   changed_.notify_one();
+}
+
+/// The line about what was left out.
+std::string ConsoleWriter::Gap() {
+  return "lockstep: " + std::to_string(std::exchange(left_out_, 0)) +
+         " bytes of output are left out here, which nobody read in time\n";
 }
 
 bool ConsoleWriter::broken() {
@@ -52,7 +55,11 @@ bool ConsoleWriter::broken() {
 void ConsoleWriter::Run() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return ended_ || !queue_.empty(); });
+    changed_.wait(lock, [this] { return ended_ || !queue_.empty() || left_out_ > 0; });
+    if (queue_.empty() && left_out_ > 0) {  // nothing may come after it that it could go with
+      queue_.push_back(Gap());
+      queued_ += queue_.back().size();
+    }
     if (queue_.empty()) return;
     const std::string text = std::move(queue_.front());
     queue_.pop_front();
@@ -63,7 +70,7 @@ void ConsoleWriter::Run() {
     if (!written) {
       broken_ = true;
       queue_.clear();
-      queued_ = 0;
+      queued_ = left_out_ = 0;
     }
   }
 }

@@ -26,6 +26,7 @@ class ConsoleWriter {
 
  private:
   void Run();
+  std::string Gap();
   bool WriteAll(const std::string& text);
 
   const int fd_;
