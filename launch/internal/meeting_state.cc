@@ -32,8 +32,11 @@ void MeetingState::Heard(int id, const json& message, Time now) {
     Member joined;
     joined.id = id;
     const std::string refusal = Join(joined, message, now);
-    if (!refusal.empty()) send_(id, {{"kind", "refused"}, {"text", refusal}});
-  } else if (member != nullptr && kind == "failed" && member->running) {
+    if (!refusal.empty()) Refuse(id, refusal);
+    return;
+  }
+  if (member != nullptr) LivesOn(*member);
+  if (member != nullptr && kind == "failed" && member->running) {
     End end;
     end.code = message.value("code", 1);
     end.text = message.value("text", "");
@@ -99,10 +102,26 @@ std::string MeetingState::Join(Member member, const json& message, Time now) {
     member.node_rank = message.value("node_rank", -1);
     for (const Member& other : members_) {
       if (other.node_rank == member.node_rank) {
-        return absl::StrCat("--node_rank=", member.node_rank, " is taken by host ", other.host);
+        claimants_.push_back(member);  // until the other says something, or has been silent for too long
+        return "";
       }
     }
   }
+  Admit(member, now);
+  return "";
+}
+
+/// Who has a number that another one claims.
+void MeetingState::LivesOn(const Member& member) {
+  for (const Member& claimant : claimants_) {
+    if (claimant.node_rank == member.node_rank) {
+      Refuse(claimant.id, absl::StrCat("--node_rank=", member.node_rank, " is taken by host ", member.host));
+    }
+  }
+  claimants_.remove_if([&](const Member& claimant) { return claimant.node_rank == member.node_rank; });
+}
+
+void MeetingState::Admit(const Member& member, Time now) {
   members_.push_back(member);
   if (phase_ == Phase::kRunning) {
     const auto running = std::count_if(members_.begin(), members_.end(), [](const Member& m) { return m.in_round; });
@@ -114,10 +133,10 @@ std::string MeetingState::Join(Member member, const json& message, Time now) {
     }
   }
   MayBegin(now);
-  return "";
 }
 
 void MeetingState::Gone(int id, const std::string& how, Time now) {
+  claimants_.remove_if([&](const Member& claimant) { return claimant.id == id; });
   Member* member = Find(id);
   if (member == nullptr) return;
   const Member gone = *member;
@@ -139,7 +158,15 @@ void MeetingState::Gone(int id, const std::string& how, Time now) {
     }
   }
   RoundMayBeOver(now);
-  MayBegin(now);
+  const auto heir = std::find_if(claimants_.begin(), claimants_.end(),
+                                 [&](const Member& claimant) { return claimant.node_rank == gone.node_rank; });
+  if (heir == claimants_.end()) {
+    MayBegin(now);
+    return;
+  }
+  const Member next = *heir;
+  claimants_.erase(heir);
+  Admit(next, now);
 }
 
 void MeetingState::Close(const std::string& why) {
@@ -277,7 +304,10 @@ void MeetingState::RoundMayBeOver(Time now) {
 
 void MeetingState::Finish(int code, const std::string& text) {
   phase_ = Phase::kOver;
-  for (const Member& member : members_) send_(member.id, {{"kind", "finish"}, {"code", code}, {"text", text}});
+  for (const auto* list : {&members_, &claimants_}) {
+    for (const Member& member : *list) send_(member.id, {{"kind", "finish"}, {"code", code}, {"text", text}});
+  }
+  claimants_.clear();
 }
 
 }  // namespace lockstep

@@ -56,6 +56,9 @@ class MeetingState {
 
   Member* Find(int id);
   std::string Join(Member member, const nlohmann::json& message, Time now);
+  void Admit(const Member& member, Time now);
+  void Refuse(int id, const std::string& text) { send_(id, {{"kind", "refused"}, {"text", text}}); }
+  void LivesOn(const Member& member);
   void MayBegin(Time now);
   void Begin();
   void Stop(const End& end, bool soon);
@@ -70,7 +73,8 @@ class MeetingState {
   const int max_restarts_;
   const Send send_;
   Phase phase_ = Phase::kGathering;
-  std::list<Member> members_;  // as they came
+  std::list<Member> members_;    // as they came
+  std::list<Member> claimants_;  // each has the number of a member that may have gone without a word
   int restarts_ = 0, regroups_ = 0;
   Time join_deadline_;
   std::optional<Time> last_call_;
