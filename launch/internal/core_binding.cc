@@ -5,6 +5,7 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 #include <glob.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -14,12 +15,19 @@
 namespace lockstep {
 namespace {
 
+constexpr int kMostCores = 64 * CPU_SETSIZE;
+
 CoreList AllowedCores() {
   CoreList cores;
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  // The kernel wants room for all cores that there may be, and a single set has it for 1024.
+  for (int room = CPU_SETSIZE; room <= kMostCores; room *= 2) {
+    std::vector<cpu_set_t> set(static_cast<size_t>(room / CPU_SETSIZE));
+    const size_t size = set.size() * sizeof(cpu_set_t);
+    if (sched_getaffinity(0, size, set.data()) != 0) continue;
+    for (int core = 0; core < room; ++core) {
+      if (CPU_ISSET_S(core, size, set.data())) cores.push_back(core);
+    }
+    break;
   }
   return cores;
 }
@@ -84,13 +92,17 @@ CoreList ParseCoreList(const std::string& text) {
     const std::vector<std::string> ends = absl::StrSplit(part, '-');
     int low = 0, high = 0;
     if (!absl::SimpleAtoi(ends.front(), &low) || !absl::SimpleAtoi(ends.back(), &high)) continue;
-    for (int core = low; core <= high && core < CPU_SETSIZE; ++core) cores.push_back(core);
+    for (int core = low; core <= high && core < kMostCores; ++core) cores.push_back(core);
   }
   return cores;
 }
 
-std::vector<cpu_set_t> BindRanks(bool by_numa_node, int ranks) {
+std::vector<CoreList> BindRanks(bool by_numa_node, int ranks) {
   CoreList allowed = AllowedCores();
+  if (allowed.empty()) {
+    std::fprintf(stderr, "lockstep: local ranks are not bound: the cores of this process can't be read\n");
+    return {};
+  }
   std::vector<CoreList> groups;
   if (by_numa_node) {
     groups = NumaNodes(allowed);
@@ -98,13 +110,9 @@ std::vector<cpu_set_t> BindRanks(bool by_numa_node, int ranks) {
     SortByPlace(allowed);
     for (const int core : allowed) groups.push_back({core});
   }
-  std::vector<cpu_set_t> sets;
+  std::vector<CoreList> shares = ShareOut(groups, ranks);
   std::string said;
-  for (CoreList& share : ShareOut(groups, ranks)) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    for (const int core : share) CPU_SET(core, &set);
-    sets.push_back(set);
+  for (CoreList& share : shares) {
     std::sort(share.begin(), share.end());
     absl::StrAppend(&said, said.empty() ? "" : "; ", absl::StrJoin(share, ","));
   }
@@ -113,7 +121,7 @@ std::vector<cpu_set_t> BindRanks(bool by_numa_node, int ranks) {
                    ? absl::StrCat("the cores of ", groups.size(), " NUMA node", groups.size() == 1 ? "" : "s").c_str()
                    : "cores",
                said.c_str());
-  return sets;
+  return shares;
 }
 
 }  // namespace lockstep

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sched.h>
-
 #include <string>
 #include <vector>
 
@@ -18,7 +16,7 @@ std::vector<CoreList> ShareOut(const std::vector<CoreList>& groups, int ranks);
 CoreList ParseCoreList(const std::string& text);
 
 /// The cores for each rank among those that this process may use, by NUMA nodes or one share each, and a line about it
-/// on standard error.
-std::vector<cpu_set_t> BindRanks(bool by_numa_node, int ranks);
+/// on standard error. Nothing where they can't be read.
+std::vector<CoreList> BindRanks(bool by_numa_node, int ranks);
 
 }  // namespace lockstep

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sched.h>
-
 #include <chrono>
 #include <csignal>
 #include <string>
@@ -19,8 +17,8 @@ struct LaunchPlan {
   std::vector<int> signals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1};
   std::string signals_text = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";  ///< For TORCHELASTIC_SIGNALS_TO_HANDLE.
   std::string role = "default";
-  bool virtual_local_rank = false;  ///< Each rank sees its device alone, and is local rank 0.
-  std::vector<cpu_set_t> cores;     ///< Of each local rank; empty: ranks are not bound.
+  bool virtual_local_rank = false;      ///< Each rank sees its device alone, and is local rank 0.
+  std::vector<std::vector<int>> cores;  ///< Of each local rank; empty: ranks are not bound.
   std::chrono::milliseconds tick = std::chrono::milliseconds(50);  ///< How often time limits are looked at.
   OutputPlan output;
   bool log_files = false;  ///< Ranks have folders for an error file and what `output` writes to files.

@@ -1,9 +1,11 @@
 #include "lockstep/launch/internal/rank_process.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -18,11 +20,21 @@ std::vector<char*> Pointers(const std::vector<std::string>& texts) {
   return pointers;
 }
 
+/// For the kernel, with room for 1024 cores in each element.
+std::vector<cpu_set_t> SetOf(const std::vector<int>& cores) {
+  if (cores.empty()) return {};
+  const int highest = *std::max_element(cores.begin(), cores.end());
+  std::vector<cpu_set_t> set(static_cast<size_t>(highest / CPU_SETSIZE + 1));
+  for (const int core : cores) CPU_SET_S(core, set.size() * sizeof(cpu_set_t), set.data());
+  return set;
+}
+
 }  // namespace
 
 pid_t StartRank(const RankProcess& process) {
   // All memory is taken before the fork: the child of a process with threads may take none.
   const std::vector<char*> argv = Pointers(process.argv), environment = Pointers(process.environment);
+  const std::vector<cpu_set_t> cores = SetOf(process.cores);
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid > 0) setpgid(pid, pid);  // here too, so that a signal sent now finds the group
@@ -31,7 +43,7 @@ pid_t StartRank(const RankProcess& process) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);
-  if (process.cores != nullptr) sched_setaffinity(0, sizeof(cpu_set_t), process.cores);
+  if (!cores.empty()) sched_setaffinity(0, cores.size() * sizeof(cpu_set_t), cores.data());
   // A background process group must not read the terminal.
   if (const int null = open("/dev/null", O_RDONLY); null > STDIN_FILENO) {
     dup2(null, STDIN_FILENO);

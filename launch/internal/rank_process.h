@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sched.h>
-
 #include <csignal>
 #include <string>
 #include <vector>
@@ -11,7 +9,7 @@ namespace lockstep {
 struct RankProcess {
   std::vector<std::string> argv;         ///< Program (searched in PATH) and arguments.
   std::vector<std::string> environment;  ///< All of it, "NAME=value".
-  const cpu_set_t* cores = nullptr;      ///< Null: not bound.
+  std::vector<int> cores;                ///< Those that it may use; empty: ours.
   int out = -1, err = -1;                ///< What it gets as standard output and error; -1: ours.
   sigset_t mask{};                       ///< Signals that it blocks.
 };

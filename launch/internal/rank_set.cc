@@ -79,7 +79,7 @@ class RankSet {
       const std::string error_file = ErrorFile(local_rank);
       unlink(error_file.c_str());  // of a start that counted as the same
       process.environment = RankEnvironment(plan_, placement_, local_rank, error_file);
-      if (!plan_.cores.empty()) process.cores = &plan_.cores[static_cast<size_t>(local_rank)];
+      if (!plan_.cores.empty()) process.cores = plan_.cores[static_cast<size_t>(local_rank)];
       process.mask = setting_.signals->before();
       pid_t pid = -1;
       if (!relay_ || (AddStream(local_rank, /*is_error=*/false, &process.out) &&
