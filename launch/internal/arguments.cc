@@ -83,7 +83,7 @@ const Option* Find(const std::string& name) {
 bool IsSwitch(const Option& option) { return option.kind == kSwitch || option.kind == kRefusedSwitch; }
 bool IsRefused(const Option& option) { return option.kind == kRefusedValue || option.kind == kRefusedSwitch; }
 
-/// "PET_MASTER_ADDR" of "master_addr". torchrun has none for two of its options.
+/// "PET_MASTER_ADDR" of "master_addr".
 std::string EnvironmentName(const std::string& name) { return "PET_" + absl::AsciiStrToUpper(name); }
 
 std::string LongName(const std::string& argument) {
@@ -136,11 +136,11 @@ absl::StatusOr<Arguments> Arguments::Parse(int argc, char** argv) {
   }
   for (const Option& option : kOptions) {
     const char* value = std::getenv(EnvironmentName(option.name).c_str());
-    if (value == nullptr || option.kind == kRefusedValue) continue;
+    if (value == nullptr) continue;
     if (IsSwitch(option) && std::strcmp(value, "0") != 0 && std::strcmp(value, "1") != 0) {
       return absl::InvalidArgumentError(absl::StrCat(EnvironmentName(option.name), "=", value, ": want 0 or 1"));
     }
-    if (option.kind == kRefusedSwitch && std::strcmp(value, "1") == 0) {
+    if (IsRefused(option) && std::strcmp(value, option.fallback) != 0) {
       return absl::InvalidArgumentError(absl::StrCat(EnvironmentName(option.name), ": ", option.text));
     }
     result.from_environment_[option.name] = value;
@@ -159,10 +159,6 @@ const std::string& Arguments::Get(const std::string& name) const {
     return texts;
   }();
   return fallbacks.at(name);
-}
-
-bool Arguments::Given(const std::string& name) const {
-  return given_.count(name) > 0 || from_environment_.count(name) > 0;
 }
 
 std::string Arguments::Quote(const std::string& name) const {

@@ -20,7 +20,6 @@ class Arguments {
 
   /// As given, else of PET_<NAME>, else the default.
   const std::string& Get(const std::string& name) const;
-  bool Given(const std::string& name) const;  ///< On the command line or as PET_<NAME>.
   bool IsOn(const std::string& switch_name) const { return Get(switch_name) == "1"; }
 
   /// For messages: "--name=value" or "PET_NAME=value".

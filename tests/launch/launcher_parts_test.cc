@@ -120,6 +120,14 @@ TEST(Options, CommandLineCountsMoreThanEnvironment) {
   unsetenv("PET_STANDALONE");
 }
 
+TEST(Options, WhatIsRefusedIsRefusedInTheEnvironmentToo) {
+  for (const char* name : {"PET_LOGS_SPECS", "PET_NUMA_BINDING", "PET_MODULE"}) {
+    setenv(name, "1", 1);
+    EXPECT_NE(Read({}).status().message().find(std::string(name) + ": "), absl::string_view::npos) << name;
+    unsetenv(name);
+  }
+}
+
 TEST(Options, OfMeeting) {
   const auto elastic = Read({"--nnodes=2:4", "--rdzv_backend=c10d", "--rdzv_endpoint=[fd00::1]:7",
                              "--rdzv_conf=join_timeout=5,last_call_timeout=0.5,is_host=0"});
