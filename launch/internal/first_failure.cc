@@ -9,11 +9,32 @@
 namespace lockstep {
 namespace {
 
+constexpr size_t kLongestMessage = 64 << 10;  // it is for people, and other hosts are told it
+
 std::string Indented(const std::string& text) {
   std::istringstream lines(text);
   std::string result;
   for (std::string line; std::getline(lines, line);) result += "    " + line + "\n";
   return result;
+}
+
+/// In the text of an error file.
+std::string MessageIn(const std::string& text) {
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("message")) return text;
+  const auto& message = json["message"];
+  if (message.is_string()) return message.get<std::string>();
+  // torchelastic's own: {"message": {"message": "...", "extraInfo": {"py_callstack": "...", "timestamp": "..."}}}
+  if (message.is_object() && message.contains("message") && message["message"].is_string()) {
+    std::string result = message["message"].get<std::string>();
+    const auto info = message.find("extraInfo");
+    if (info != message.end() && info->is_object() && info->contains("py_callstack") &&
+        (*info)["py_callstack"].is_string()) {
+      result += "\n" + (*info)["py_callstack"].get<std::string>();
+    }
+    return result;
+  }
+  return text;
 }
 
 }  // namespace
@@ -45,22 +66,13 @@ std::string Describe(const FirstFailure& failure) {
 
 std::string ReadErrorFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), {});
-  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("message")) return text;
-  const auto& message = json["message"];
-  if (message.is_string()) return message.get<std::string>();
-  // torchelastic's own: {"message": {"message": "...", "extraInfo": {"py_callstack": "...", "timestamp": "..."}}}
-  if (message.is_object() && message.contains("message") && message["message"].is_string()) {
-    std::string result = message["message"].get<std::string>();
-    const auto info = message.find("extraInfo");
-    if (info != message.end() && info->is_object() && info->contains("py_callstack") &&
-        (*info)["py_callstack"].is_string()) {
-      result += "\n" + (*info)["py_callstack"].get<std::string>();
-    }
-    return result;
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  std::string message = MessageIn(text);
+  if (message.size() > kLongestMessage) {
+    const size_t more = message.size() - kLongestMessage;
+    message = message.substr(0, kLongestMessage) + "\n… and " + std::to_string(more) + " bytes more";
   }
-  return text;
+  return message;
 }
 
 }  // namespace lockstep

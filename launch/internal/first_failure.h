@@ -22,7 +22,8 @@ std::string HowItEnded(const FirstFailure& failure);
 /// Some lines for people, without a rank's words that they have just read.
 std::string Describe(const FirstFailure& failure);
 
-/// The message in an error file as torchelastic's `record` writes it, or any text; empty where there is none.
+/// The message in an error file as torchelastic's `record` writes it, or any text; empty where there is none. One over
+/// 64 KiB is cut.
 std::string ReadErrorFile(const std::string& path);
 
 }  // namespace lockstep

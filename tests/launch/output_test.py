@@ -154,7 +154,8 @@ class FirstFailure(unittest.TestCase):
     def test_an_error_file_says_more(self):
         for content, want in ((json.dumps({"message": {"message": "ValueError: bad", "extraInfo": {"py_callstack": "Traceback 1", "timestamp": "1"}}}),
                                ["ValueError: bad", "Traceback 1"]),
-                              (json.dumps({"message": "plain"}), ["plain"]), ("no json", ["no json"])):
+                              (json.dumps({"message": "plain"}), ["plain"]), ("no json", ["no json"]),
+                              ("a" * 70000, ["a" * (64 << 10), "… and 4464 bytes more"])):
             result = run("--nproc_per_node=2", *python(f"rank and open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write({content!r})\n"
                                                        f"rank and sys.exit(4)\ntime.sleep(50)"))
             self.assertEqual(result.returncode, 4)
