@@ -1,5 +1,6 @@
 #include "lockstep/launch/internal/meeting.h"
 
+#include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
 #include <poll.h>
 #include <signal.h>
@@ -8,7 +9,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <utility>
 #include <vector>
@@ -116,8 +119,13 @@ class Room {
 absl::StatusOr<std::unique_ptr<Meeting>> Meeting::Open(const MeetingOptions& options, const std::string& launch_id,
                                                        int max_restarts, bool* in_use) {
   LOCKSTEP_ASSIGN_OR_RETURN(const int listener, ListenOn(options.port, in_use));
-  std::unique_ptr<Meeting> meeting(new Meeting());
-  const int wake = meeting->wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  const int wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake < 0) {
+    const int error = errno;
+    close(listener);
+    return absl::UnavailableError(absl::StrCat("no eventfd can be had for the hosts' meeting: ", std::strerror(error)));
+  }
+  std::unique_ptr<Meeting> meeting(new Meeting(wake));
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the main thread
@@ -128,7 +136,9 @@ absl::StatusOr<std::unique_ptr<Meeting>> Meeting::Open(const MeetingOptions& opt
 
 Meeting::~Meeting() {
   const uint64_t one = 1;
-  if (write(wake_, &one, sizeof(one)) == sizeof(one)) thread_.join();
+  while (write(wake_, &one, sizeof(one)) < 0 && errno == EINTR) {
+  }
+  thread_.join();
   close(wake_);
 }
 

@@ -18,7 +18,7 @@ namespace lockstep {
 /// (start ranks so), stop (end them), finish (all is over), refused, note (to be shown), beat.
 class Meeting {
  public:
-  /// Unavailable when the port can't be had; `in_use` says why.
+  /// Unavailable when the port can't be had, `in_use` where another one has it, or no file descriptor is left.
   static absl::StatusOr<std::unique_ptr<Meeting>> Open(const MeetingOptions& options, const std::string& launch_id,
                                                        int max_restarts, bool* in_use);
 
@@ -29,9 +29,9 @@ class Meeting {
   Meeting& operator=(const Meeting&) = delete;
 
  private:
-  Meeting() = default;
+  explicit Meeting(int wake) : wake_(wake) {}
 
-  int wake_ = -1;  // an eventfd
+  const int wake_;  // an eventfd
   std::thread thread_;
 };
 
