@@ -16,7 +16,7 @@
 #include "lockstep/launch/internal/endpoint.h"
 #include "lockstep/launch/internal/host_name.h"
 #include "lockstep/launch/internal/launch_stage.h"
-#include "lockstep/launch/internal/meeting.h"
+#include "lockstep/launch/internal/launcher_meeting.h"
 #include "lockstep/launch/internal/message_socket.h"
 #include "lockstep/launch/port.h"
 
@@ -138,7 +138,7 @@ class Launcher {
   int OpenMeeting() {
     if (!MayHost()) return 0;
     bool in_use = false;
-    auto meeting = Meeting::Open(options_, plan_.spawn.launch_id, plan_.spawn.max_restarts, &in_use);
+    auto meeting = LauncherMeeting::Open(options_, plan_.spawn.launch_id, plan_.spawn.max_restarts, &in_use);
     if (meeting.ok()) {
       meeting_ = *std::move(meeting);
       return 0;
@@ -252,7 +252,7 @@ class Launcher {
   LaunchPlan plan_;
   const MeetingOptions& options_;
   LaunchStage stage_;
-  std::unique_ptr<Meeting> meeting_;
+  std::unique_ptr<LauncherMeeting> meeting_;
   std::optional<Seat> seat_;
 };
 

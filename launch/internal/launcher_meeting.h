@@ -16,20 +16,21 @@ namespace lockstep {
 ///
 /// A launcher says: join, failed (a rank, the first one there), ended (all ranks there), beat. The meeting says: round
 /// (start ranks so), stop (end them), finish (all is over), refused, note (to be shown), beat.
-class Meeting {
+class LauncherMeeting {
  public:
   /// Unavailable when the port can't be had, `in_use` where another one has it, or no file descriptor is left.
-  static absl::StatusOr<std::unique_ptr<Meeting>> Open(const MeetingOptions& options, const std::string& launch_id,
-                                                       int max_restarts, bool* in_use);
+  static absl::StatusOr<std::unique_ptr<LauncherMeeting>> Open(const MeetingOptions& options,
+                                                               const std::string& launch_id, int max_restarts,
+                                                               bool* in_use);
 
   /// Waits until every launcher knows that all is over; if it isn't, because this host's launcher was interrupted, the
   /// others are told so.
-  ~Meeting();
-  Meeting(const Meeting&) = delete;
-  Meeting& operator=(const Meeting&) = delete;
+  ~LauncherMeeting();
+  LauncherMeeting(const LauncherMeeting&) = delete;
+  LauncherMeeting& operator=(const LauncherMeeting&) = delete;
 
  private:
-  explicit Meeting(int wake) : wake_(wake) {}
+  explicit LauncherMeeting(int wake) : wake_(wake) {}
 
   const int wake_;  // an eventfd
   std::thread thread_;

@@ -1,4 +1,4 @@
-#include "lockstep/launch/internal/meeting.h"
+#include "lockstep/launch/internal/launcher_meeting.h"
 
 #include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
@@ -116,8 +116,9 @@ class Room {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Meeting>> Meeting::Open(const MeetingOptions& options, const std::string& launch_id,
-                                                       int max_restarts, bool* in_use) {
+absl::StatusOr<std::unique_ptr<LauncherMeeting>> LauncherMeeting::Open(const MeetingOptions& options,
+                                                                       const std::string& launch_id, int max_restarts,
+                                                                       bool* in_use) {
   LOCKSTEP_ASSIGN_OR_RETURN(const int listener, ListenOn(options.port, in_use));
   const int wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake < 0) {
@@ -125,7 +126,7 @@ absl::StatusOr<std::unique_ptr<Meeting>> Meeting::Open(const MeetingOptions& opt
     close(listener);
     return absl::UnavailableError(absl::StrCat("no eventfd can be had for the hosts' meeting: ", std::strerror(error)));
   }
-  std::unique_ptr<Meeting> meeting(new Meeting(wake));
+  std::unique_ptr<LauncherMeeting> meeting(new LauncherMeeting(wake));
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the main thread
@@ -134,7 +135,7 @@ absl::StatusOr<std::unique_ptr<Meeting>> Meeting::Open(const MeetingOptions& opt
   return meeting;
 }
 
-Meeting::~Meeting() {
+LauncherMeeting::~LauncherMeeting() {
   const uint64_t one = 1;
   while (write(wake_, &one, sizeof(one)) < 0 && errno == EINTR) {
   }
