@@ -97,6 +97,27 @@ std::vector<Interface> Interfaces() {
   return interfaces;
 }
 
+/// Of the interface `name`; empty when it has none that means something on other hosts too.
+std::string AddressOfInterface(const std::string& name) {
+  for (const Interface& interface : Interfaces()) {
+    if (interface.name == name && !absl::StrContains(interface.address, '%')) return interface.address;
+  }
+  return "";
+}
+
+/// Those who have not said their address.
+std::string Missing(c10d::Store& store, int world_size, const std::function<std::string(int)>& key) {
+  std::vector<int> missing;
+  try {
+    for (int r = 0; r < world_size; ++r) {
+      if (!store.check({key(r)})) missing.push_back(r);
+    }
+  } catch (const std::exception&) {
+    return "";  // the store is gone too
+  }
+  return missing.empty() ? "" : absl::StrCat("ranks ", absl::StrJoin(missing, ", "), " have not said their address: ");
+}
+
 /// The network that this process sees.
 std::string NetworkName() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
@@ -125,9 +146,13 @@ absl::StatusOr<std::vector<std::string>> ChosenInterfaces() {
 }
 
 absl::StatusOr<std::string> AddressForRanks(c10d::Store& store, int rank, int world_size, const std::string& master,
+                                            const std::vector<std::string>& interfaces,
                                             std::chrono::milliseconds timeout) {
-  std::string address = master.empty() ? AddressOfName() : AddressTowards(master);
-  if (address.empty() && !master.empty()) {
+  const bool chosen = !interfaces.empty();
+  const std::string address = chosen           ? AddressOfInterface(interfaces[0])
+                              : master.empty() ? AddressOfName()
+                                               : AddressTowards(master);
+  if (address.empty() && !chosen && !master.empty()) {
     return absl::UnavailableError(absl::StrCat("network: this host has no way to ", master));
   }
   const std::string network = NetworkName();
@@ -136,7 +161,7 @@ absl::StatusOr<std::string> AddressForRanks(c10d::Store& store, int rank, int wo
   try {
     const std::string mine = network + " " + address;
     store.set(key(rank), std::vector<uint8_t>(mine.begin(), mine.end()));
-    const bool usable = !address.empty() && !IsLoopbackAddress(address);
+    const bool usable = chosen || (!address.empty() && !IsLoopbackAddress(address));
     for (int r = 0; r < world_size && !usable; ++r) {
       store.wait({key(r)}, timeout);
       const std::vector<std::string> theirs = absl::StrSplit(store.get_to_str(key(r)), ' ');
@@ -148,7 +173,7 @@ absl::StatusOr<std::string> AddressForRanks(c10d::Store& store, int rank, int wo
     }
     if (usable) return address;
   } catch (const std::exception& e) {
-    return absl::UnavailableError(absl::StrCat("network: ", FirstLine(e.what())));
+    return absl::UnavailableError(absl::StrCat("network: ", Missing(store, world_size, key), FirstLine(e.what())));
   }
   if (alone) return address.empty() ? "127.0.0.1" : address;
   // All the others say loopback too: the first interface that others may reach.

@@ -29,12 +29,12 @@ class Run:
         for rank in sorted(self.place) if start else ():
             self.start(rank)
 
-    def start(self, rank):
+    def start(self, rank, **env):
         host, local = self.place[rank]
         self.processes[rank] = self.hosts[host].start(
-            self.command, RANK=str(rank), WORLD_SIZE=str(self.world), LOCAL_RANK=str(local),
-            LOCAL_WORLD_SIZE=str(len(self.layout[host])), MASTER_ADDR=self.master, MASTER_PORT=str(self.port),
-            TORCH_CPP_LOG_LEVEL="ERROR", **self.env)
+            self.command, **{"RANK": str(rank), "WORLD_SIZE": str(self.world), "LOCAL_RANK": str(local),
+                             "LOCAL_WORLD_SIZE": str(len(self.layout[host])), "MASTER_ADDR": self.master,
+                             "MASTER_PORT": str(self.port), "TORCH_CPP_LOG_LEVEL": "ERROR", **self.env, **env})
 
     def finish(self, seconds=200):
         """The lines of each rank; its code is in `codes`."""
@@ -151,6 +151,16 @@ class SeveralHosts(unittest.TestCase):
             errors = self.errors(Run(self.hosts, [[0], [1]], "join", "gloo", timeout_ms=4000, **{name: "eth9"}))
             for error in errors.values():
                 self.assertIn(f"{name}=eth9: there is no interface eth9 with an address here; there are: eth0, lo", error)
+
+    def test_a_master_that_is_told_localhost_is_reached_all_the_same(self):
+        # As PyTorchJob tells its master pod. Who has chosen an interface says its address as well.
+        for layout in ([[0], [1]], [[0, 1], [2]], [[0, 2], [1, 3]]):
+            for env in ({}, {"LOCKSTEP_SOCKET_IFNAME": "eth0"}):
+                with self.subTest(f"{layout} {env}"):
+                    run = Run(self.hosts, layout, "join", "auto", start=False)
+                    for rank in run.place:
+                        run.start(rank, **({"MASTER_ADDR": "localhost"} if rank in layout[0] else env))
+                    self.succeed(run)
 
     def test_a_host_whose_name_is_loopback_is_reached_all_the_same(self):
         # Debian's default: the own name is 127.0.1.1, the others' are known.
