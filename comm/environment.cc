@@ -162,10 +162,14 @@ absl::Status CheckHostName(const std::string& host) {
 }
 
 absl::StatusOr<DistributedEnvironment> ReadEnvironment() {
-  LOCKSTEP_ASSIGN_OR_RETURN(const auto outer, ReadOuterLauncher());
-  if (!Variable("RANK").empty() || !Variable("WORLD_SIZE").empty()) return FromRank(outer);
-  if (outer) return FromOuter(*outer);
-  return DistributedEnvironment();
+  const auto outer = ReadOuterLauncher();
+  // Where RANK and WORLD_SIZE say enough, an outer launcher whose variables are incomplete is none: they may be
+  // inherited, or those of one that we don't know.
+  if (!Variable("RANK").empty() || !Variable("WORLD_SIZE").empty()) {
+    return FromRank(outer.ok() ? *outer : std::nullopt);
+  }
+  LOCKSTEP_RETURN_IF_ERROR(outer.status());
+  return *outer ? FromOuter(**outer) : DistributedEnvironment();
 }
 
 absl::StatusOr<int> LocalDevice(const DistributedEnvironment& environment, int visible_devices) {

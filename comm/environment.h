@@ -31,6 +31,7 @@ struct DistributedEnvironment {
 ///  - SLURM_PROCID and friends: srun with more than one task. The first host of the list is rank 0's.
 /// The last three take MASTER_ADDR and MASTER_PORT where they are set. On one host, and with srun on several, the ranks
 /// agree without them.
+/// Beside RANK and WORLD_SIZE the last three may be incomplete, and are then left out of account.
 /// With none of them it is a world of one. InvalidArgument names a variable that is missing or wrong, or two that don't
 /// agree.
 absl::StatusOr<DistributedEnvironment> ReadEnvironment();

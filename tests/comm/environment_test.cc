@@ -209,6 +209,23 @@ TEST(Hydra, RanksAreRead) {
   ExpectError({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}, "MPI_LOCALNRANKS is not set");
 }
 
+TEST(OuterLaunchers, IncompleteVariablesDontMatterBesideRankAndWorldSize) {
+  const Variables ours = {{"RANK", "1"},           {"WORLD_SIZE", "4"},
+                          {"LOCAL_RANK", "1"},     {"LOCAL_WORLD_SIZE", "2"},
+                          {"MASTER_ADDR", "host"}, {"MASTER_PORT", "1206"}};
+  const Variables pals = {{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}, mpirun = {{"OMPI_COMM_WORLD_SIZE", "8"}},
+                  srun = {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"SLURM_NTASKS", "8"}};
+  for (const Variables& outer : {pals, mpirun, srun}) {
+    EXPECT_FALSE(Read(outer).ok());
+    const auto env = Read(With(ours, outer));
+    ASSERT_TRUE(env.ok()) << env.status();
+    EXPECT_EQ(env->rank, 1);
+    EXPECT_EQ(env->world_size, 4);
+    EXPECT_EQ(env->local_rank, 1);
+    EXPECT_EQ(env->master_addr, "host");
+  }
+}
+
 TEST(Slurm, TheFirstHostIsTheMaster) {
   const auto env = Read(Slurm());
   ASSERT_TRUE(env.ok()) << env.status();
