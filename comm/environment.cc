@@ -7,21 +7,28 @@
 
 #include <netdb.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <optional>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "lockstep/base/status_macros.h"
 #include "lockstep/comm/internal/outer_launcher.h"
 #include "lockstep/comm/internal/process_tree.h"
 #include "lockstep/comm/internal/variables.h"
 
+#include "lockstep/base/logging.h"
+
 namespace lockstep {
 namespace {
 
 constexpr int kMaxWorld = 1 << 20;
+
+/// Between two tries to resolve a name, and before the log says that there are several.
+constexpr std::chrono::milliseconds kPause(1000), kSayAfter(4000);
 
 /// A pod of Kubernetes' PyTorchJob, which has one process and knows no local ranks. Its master may be told that it is
 /// "localhost".
@@ -108,6 +115,10 @@ absl::Status ReadLocalRank(const std::optional<OuterPlacement>& outer, Distribut
     LOCKSTEP_ASSIGN_OR_RETURN(env.local_rank, NumberVariable("LOCAL_RANK", 0, high));
     return absl::OkStatus();
   }
+  if (env.master_addr.empty() && !one_host && !pod) {
+    return absl::InvalidArgumentError(
+        "environment: MASTER_ADDR is not set; set it to the host of rank 0, localhost if all ranks are on this host");
+  }
   if (!one_host && !pod) {
     return absl::InvalidArgumentError(
         absl::StrCat("environment: LOCAL_RANK is not set, and MASTER_ADDR=", env.master_addr,
@@ -144,20 +155,29 @@ bool IsLoopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host == "[::1]" || absl::StartsWith(host, "127.");
 }
 
-absl::Status CheckHostName(const std::string& host) {
+absl::Status CheckHostName(const std::string& host, std::chrono::milliseconds timeout) {
   if (host == "localhost") return absl::OkStatus();  // meant even where nothing resolves it
-  for (int attempt = 0;; ++attempt) {
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  bool said = false;
+  while (true) {
     addrinfo* found = nullptr;
     const int code = getaddrinfo(host.c_str(), nullptr, nullptr, &found);
     if (code == 0) {
       freeaddrinfo(found);
       return absl::OkStatus();
     }
-    if (attempt == 8) {
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
+    if (waited >= timeout) {
       return absl::UnavailableError(
           absl::StrCat("rendezvous: host ", host, " can't be resolved: ", gai_strerror(code)));
     }
-    std::this_thread::sleep_for(std::chrono::seconds(1));
+    // It may be a mistake, which shall not have to wait for the end to be found.
+    if (waited >= kSayAfter && !std::exchange(said, true)) {
+      LOG(WARNING) << "rendezvous: host " << host << " can't be resolved so far: " << gai_strerror(code)
+                   << "; trying for another " << (timeout - waited).count() / 1000 << " s";
+    }
+    std::this_thread::sleep_for(std::min<std::chrono::milliseconds>(kPause, timeout - waited));
   }
 }
 

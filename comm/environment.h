@@ -3,6 +3,7 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include <chrono>
 #include <string>
 
 namespace lockstep {
@@ -46,9 +47,9 @@ absl::StatusOr<int> LocalDevice(const DistributedEnvironment& environment, int v
 /// read and before there are other threads.
 absl::Status TakeLocalRankFlag(int* argc, char** argv);
 
-/// Whether `host` can be resolved; Unavailable after some seconds if not. A name that means nothing is a mistake, and
-/// no host that comes up late.
-absl::Status CheckHostName(const std::string& host);
+/// Whether `host` can be resolved. Tries for as long as `timeout`, since a host that comes up late may have no name
+/// before, and says so in the log after some seconds; then Unavailable.
+absl::Status CheckHostName(const std::string& host, std::chrono::milliseconds timeout = std::chrono::seconds(8));
 
 /// Whether `host` is a name or address of the loopback interface.
 bool IsLoopback(const std::string& host);

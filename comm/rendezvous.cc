@@ -13,6 +13,8 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <unistd.h>
+
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -57,15 +59,16 @@ class QuietC10 {
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> OpenTcp(const std::string& host, int port, bool server, int world_size,
                                                         std::chrono::milliseconds timeout) {
-  LOCKSTEP_RETURN_IF_ERROR(CheckHostName(host));
+  const auto deadline = Clock::now() + timeout;
+  LOCKSTEP_RETURN_IF_ERROR(CheckHostName(host, timeout));
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(port);
   options.isServer = server;
   options.numWorkers = world_size;
   options.waitWorkers = false;  // the backend's own start waits for every rank
-  options.timeout = timeout;
+  // Never 0, which would mean no limit.
+  options.timeout = std::max(std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()), kPause);
   const QuietC10 quiet;
-  const auto deadline = Clock::now() + timeout;
   while (true) {
     try {
       // Small systems know no name for the loopback interface.
@@ -81,10 +84,14 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> OpenTcp(const std::string& host,
       }
       // c10d tries again where the port is closed, but not where the host doesn't answer, which may come up later too.
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
-      if (server || left <= kPause) {
+      if (server) {
+        return absl::UnavailableError(
+            absl::StrCat("rendezvous: rank 0 can't hold the store at port ", port, " of this host: ", what));
+      }
+      if (left <= kPause) {
         return absl::UnavailableError(absl::StrCat("rendezvous: no store at ", host, ":", port, " within ",
                                                    timeout.count(), " ms: ", what,
-                                                   server ? "" : "; rank 0 holds it: does it run there?"));
+                                                   "; rank 0 holds it: does it run there?"));
       }
       options.timeout = left - kPause;
       std::this_thread::sleep_for(kPause);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -137,6 +138,7 @@ TEST(Environment, NamesGapsAndConflicts) {
   ExpectError({{"RANK", "x"}, {"WORLD_SIZE", "2"}}, "RANK=x");
   ExpectError({{"RANK", "0"}, {"WORLD_SIZE", "0"}}, "WORLD_SIZE=0");
   ExpectError({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "10.0.0.1"}}, "LOCAL_RANK is not set");
+  ExpectError({{"RANK", "0"}, {"WORLD_SIZE", "2"}}, "MASTER_ADDR is not set");
   ExpectError({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}, "LOCAL_RANK=2");
   ExpectError({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "99999"}},
               "MASTER_PORT=99999");
@@ -289,6 +291,13 @@ TEST(Kubernetes, APodIsAHost) {
   // By hand in a pod.
   EXPECT_EQ(Read(With(pod, {{"MASTER_ADDR", "localhost"}, {"HOSTNAME", "box"}}))->local_rank, 2);
   ExpectError(With(pod, {{"PET_NNODES", "4"}, {"PET_NPROC_PER_NODE", "2"}}), "start the program by lockstep_run");
+}
+
+TEST(HostName, ThatMeansNothingIsAnErrorAtTheEndOfTheTime) {
+  EXPECT_TRUE(CheckHostName("localhost").ok());
+  EXPECT_TRUE(CheckHostName("127.0.0.1").ok());
+  const auto status = CheckHostName("no.such.host.invalid", std::chrono::milliseconds(1));
+  EXPECT_NE(status.message().find("host no.such.host.invalid can't be resolved: "), absl::string_view::npos) << status;
 }
 
 TEST(LocalDevice, IsTheLocalRanksOrTheOnlyOneThatItSees) {

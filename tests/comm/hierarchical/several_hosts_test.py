@@ -209,6 +209,29 @@ class SeveralHosts(unittest.TestCase):
         self.assertIn(f"no store at {self.hosts[0].address}:{run.port}", error)
         self.assertIn("rank 0 holds it", error)
 
+    def test_a_master_whose_name_comes_up_late_is_waited_for(self):
+        name = "late-master"
+        for host in self.hosts:
+            if not host.resolves(""):
+                self.skipTest("/etc/hosts can't be replaced here")
+        run = Run(self.hosts, [[0], [1]], "join", "auto", master=name, timeout_ms=120000)
+        for process in run.processes.values():
+            # When they say that they wait, they have tried for some seconds.
+            self.assertTrue(any(f"host {name} can't be resolved so far" in line for line in process.stderr))
+        for host in self.hosts:
+            host.resolves(f"{self.hosts[0].address} {name}\n")
+        self.succeed(run)
+        run = Run(self.hosts, [[0], [1]], "join", "auto", master="no-master", timeout_ms=2000)
+        for error in self.errors(run).values():
+            self.assertIn("host no-master can't be resolved: ", error)
+
+    def test_a_port_that_may_not_be_had_is_named(self):
+        run = Run(self.hosts, [[0], [1]], "join", "auto", timeout_ms=4000, start=False)
+        run.port = 80
+        run.command = ["setpriv", "--bounding-set=-net_bind_service", *run.command]
+        run.start(0)
+        self.assertIn("rank 0 can't hold the store at port 80 of this host: ", self.errors(run)[0])
+
     def test_a_taken_port_is_named(self):
         taker = self.hosts[0].start([sys.executable, "-c", "import signal, socket; s = socket.create_server(('', 29400)); "
                                      "print(flush=True); signal.pause()"])
