@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <fstream>
@@ -27,8 +28,7 @@ constexpr char kFirstFailure[] = "first_failure";
 
 constexpr auto kDeadAfter = std::chrono::seconds(6);
 
-/// Between two looks at who is gone, while a collective takes long, and looks without a word from the store.
-constexpr auto kLook = std::chrono::milliseconds(500);
+/// Looks without a word from the store.
 constexpr int kSilentLooks = 16;
 
 std::string BeatKey(int rank) { return "beat/" + std::to_string(rank); }
@@ -277,27 +277,43 @@ std::vector<int> LivenessMonitor::Behind(uint64_t sequence) {
 }
 
 bool LivenessMonitor::Wait(c10d::Work& work) {
-  std::unique_ptr<Watch> watch;
-  uint64_t answers = 0;
-  int silent = 0;
+  std::unique_ptr<Looks> looks;
   while (true) {
     try {
-      return work.wait(kLook);
+      return work.wait(Looks::kLook);
     } catch (const std::exception&) {
       // It may have come to its end just after its time was up.
       if (work.isCompleted()) return work.wait(kNoTimeout);
     }
-    if (!state_) continue;
-    if (!watch) watch = std::make_unique<Watch>(*this);
-    const std::vector<int> gone = watch->Gone();
-    TORCH_CHECK_WITH(DistBackendError, gone.empty(), "rank ", Listed(gone), " is gone: no heartbeat");
-    // Looks are counted, not seconds: after a stop of this whole process, all seconds are over at once.
-    const uint64_t now = state_->Answers();
-    silent = now == answers ? silent + 1 : 0;
-    answers = now;
-    TORCH_CHECK_WITH(DistBackendError, silent < kSilentLooks || state_->HolderIsStopped(),
-                     "the store does not answer: rank 0, or the host that holds the store, is out of reach");
+    if (!looks) looks = std::make_unique<Looks>(*this);
+    looks->Look();
+    const std::string reason = looks->WhyInVain(Looks::kAll);
+    TORCH_CHECK_WITH(DistBackendError, reason.empty(), reason);
   }
+}
+
+void LivenessMonitor::Abort() { aborted_ = true; }
+
+void LivenessMonitor::Looks::Look() {
+  if (!monitor_.state_) return;
+  gone_ = watch_.Gone();
+  // Looks are counted, not seconds: after a stop of this whole process, all seconds are over at once.
+  const uint64_t now = monitor_.state_->Answers();
+  silent_ = now == answers_ ? silent_ + 1 : 0;
+  answers_ = now;
+}
+
+std::string LivenessMonitor::Looks::WhyInVain(int whom) const {
+  if (monitor_.aborted_) return "the group was aborted";
+  if (!monitor_.state_) return "";
+  const bool is_gone = std::find(gone_.begin(), gone_.end(), whom) != gone_.end();
+  const bool all_are = gone_.size() + 1 == static_cast<size_t>(monitor_.state_->world_size);
+  if (is_gone) return "rank " + std::to_string(whom) + " is gone: no heartbeat";
+  if (whom == kAny ? all_are : whom == kAll && !gone_.empty()) {
+    return "rank " + Listed(gone_) + " is gone: no heartbeat";
+  }
+  if (silent_ < kSilentLooks || monitor_.state_->HolderIsStopped()) return "";
+  return "the store does not answer: rank 0, or the host that holds the store, is out of reach";
 }
 
 LivenessMonitor::Watch::Watch(LivenessMonitor& monitor) : state_(monitor.state_) {

@@ -3,6 +3,8 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -39,6 +41,9 @@ class LivenessMonitor {
   /// not answered for 8 seconds: then the host that holds it is out of reach.
   bool Wait(c10d::Work& work);
 
+  /// Every Wait, those to come too, throws within a second.
+  void Abort();
+
   /// While one lives, the others' heartbeats are watched.
   class Watch {
    public:
@@ -54,7 +59,26 @@ class LivenessMonitor {
     const std::shared_ptr<State> state_;
   };
 
+  /// What somebody looks at, every `kLook`, who waits for other ranks. Not thread-safe.
+  class Looks {
+   public:
+    static constexpr std::chrono::milliseconds kLook{500};
+    static constexpr int kAny = -1, kAll = -2;
+    explicit Looks(LivenessMonitor& monitor) : monitor_(monitor), watch_(monitor) {}
+    void Look();
+    /// Why it is of no use, by the last look, to wait for the rank `whom`, all ranks or any of the others; else empty.
+    std::string WhyInVain(int whom) const;
+
+   private:
+    LivenessMonitor& monitor_;
+    const Watch watch_;
+    std::vector<int> gone_;
+    uint64_t answers_ = 0;
+    int silent_ = 0;
+  };
+
  private:
+  std::atomic<bool> aborted_{false};
   std::shared_ptr<State> state_;  // shared with threads that a silent store may hold up; null without a store
 };
 

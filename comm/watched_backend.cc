@@ -16,6 +16,7 @@
 #include "lockstep/comm/definedness.h"
 #include "lockstep/comm/flight_recorder.h"
 #include "lockstep/comm/liveness.h"
+#include "lockstep/comm/lookout.h"
 
 namespace lockstep {
 namespace {
@@ -32,6 +33,13 @@ struct Shared {
         monitor(std::move(monitor_)),
         timeout(timeout_),
         recorder(std::move(recorder_)) {}
+
+  /// Collectives need every rank, a send or receive the one at its other end. On NCCL nobody waits here.
+  bool Wait(c10d::Work& work, OpType operation, int peer) {
+    if (name == "nccl") return work.wait();
+    if (c10d::isP2POp(operation)) return Lookout::OfThisProcess().Wait(*monitor, work, peer);
+    return name == "gloo" ? monitor->Wait(work) : work.wait();
+  }
 
   [[noreturn]] void Fail(const std::string& what, uint64_t sequence, uint64_t entry, const std::string& error) {
     std::string reason = absl::StrCat(name, ": ", what);
@@ -60,12 +68,13 @@ struct Shared {
 
 class WatchedWork : public c10d::Work {
  public:
-  WatchedWork(WorkPtr work, std::shared_ptr<Shared> shared, OpType operation, std::string what, uint64_t sequence,
-              uint64_t entry)
+  WatchedWork(WorkPtr work, std::shared_ptr<Shared> shared, OpType operation, std::string what, int peer,
+              uint64_t sequence, uint64_t entry)
       : Work(-1, operation),
         work_(std::move(work)),
         shared_(std::move(shared)),
         what_(std::move(what)),
+        peer_(peer),
         sequence_(sequence),
         entry_(entry) {}
 
@@ -91,9 +100,7 @@ class WatchedWork : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     try {
-      const bool done = timeout == kNoTimeout && shared_->name == "gloo" && !c10d::isP2POp(opType_)
-                            ? shared_->monitor->Wait(*work_)
-                            : work_->wait(timeout);
+      const bool done = timeout == kNoTimeout ? shared_->Wait(*work_, opType_, peer_) : work_->wait(timeout);
       if (shared_->recorder) shared_->recorder->Ended(entry_);
       ended_ = true;
       return done;
@@ -107,6 +114,7 @@ class WatchedWork : public c10d::Work {
   const WorkPtr work_;
   const std::shared_ptr<Shared> shared_;
   const std::string what_;
+  const int peer_;
   const uint64_t sequence_, entry_;
   std::atomic<bool> ended_{false};  // and on record so
 };
@@ -158,7 +166,10 @@ class WatchedBackend : public c10d::Backend {
     return backend_->allocateTensor(size, options);
   }
   bool supportsTensorAlloc(c10::DeviceIndex device) override { return backend_->supportsTensorAlloc(device); }
-  void abort() override { backend_->abort(); }
+  void abort() override {
+    shared_->monitor->Abort();  // Gloo has no abort of its own
+    backend_->abort();
+  }
   void shutdown() override { backend_->shutdown(); }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
@@ -253,7 +264,7 @@ class WatchedBackend : public c10d::Backend {
 
   template <typename Start>
   WorkPtr Watch(OpType operation, const at::Tensor& tensor, const Start& start,
-                c10d::ReduceOp::RedOpType reduction = c10d::ReduceOp::UNUSED, int peer = -1) {
+                c10d::ReduceOp::RedOpType reduction = c10d::ReduceOp::UNUSED, int peer = LivenessMonitor::Looks::kAny) {
     const bool p2p = c10d::isP2POp(operation);
     const uint64_t sequence = p2p ? sequence_.load() : ++sequence_;
     shared_->monitor->SetProgress(sequence);
@@ -281,7 +292,8 @@ class WatchedBackend : public c10d::Backend {
       shared_->Fail(what, sequence, entry, FirstLine(e.what()));
     }
     if (recorder != nullptr) recorder->Begun(entry);
-    return c10::make_intrusive<WatchedWork>(std::move(work), shared_, operation, std::move(what), sequence, entry);
+    return c10::make_intrusive<WatchedWork>(std::move(work), shared_, operation, std::move(what), peer, sequence,
+                                            entry);
   }
 
   const c10::intrusive_ptr<c10d::Backend> backend_;

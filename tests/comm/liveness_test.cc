@@ -1,10 +1,12 @@
 #include "lockstep/comm/liveness.h"
 
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -48,6 +50,28 @@ TEST(Liveness, KnowsWhoIsBehind) {
   EXPECT_EQ(a.Behind(7), std::vector<int>{2});
   LivenessMonitor alone(nullptr, 0, 1);
   EXPECT_TRUE(alone.Behind(1).empty());
+}
+
+/// A collective that never comes to its end.
+class Endless : public c10d::Work {
+ public:
+  bool wait(std::chrono::milliseconds) override { TORCH_CHECK(false, "timed out"); }
+  bool isCompleted() override { return false; }
+};
+
+TEST(Liveness, AnAbortEndsTheWait) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  LivenessMonitor a(store, 0, 2), b(store, 1, 2), alone(nullptr, 0, 1);
+  Endless work;
+  for (LivenessMonitor* monitor : {&a, &alone}) {
+    monitor->Abort();
+    try {
+      monitor->Wait(work);
+      ADD_FAILURE() << "it ended";
+    } catch (const std::exception& e) {
+      EXPECT_NE(std::string(e.what()).find("the group was aborted"), std::string::npos) << e.what();
+    }
+  }
 }
 
 TEST(Liveness, AWorldOfOneNeedsNoStore) {

@@ -6,6 +6,7 @@
 //   collectives  every operation, compared with Gloo over all ranks and between the ranks
 //   train        a small model; says which samples it saw, and the printer says what became of the parameters
 //   loop         all-reduces until one fails; then the error
+//   circle       passes a tensor on from rank to rank until that fails; then the error
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
@@ -232,6 +233,17 @@ void Loop(const ProcessGroupPtr& group) {
   }
 }
 
+void Circle(const ProcessGroupPtr& group) {
+  const int me = GetRank(group), world = GetWorldSize(group);
+  at::Tensor t = at::ones({1000});
+  for (int i = 0;; ++i) {
+    if (me == 0) Send(t, 1, group);
+    Receive(t, (me + world - 1) % world, group);
+    if (me != 0) Send(t, (me + 1) % world, group);
+    if (i == 20) Say("going");
+  }
+}
+
 int Main(const std::string& mode, const char* backend, int timeout_ms, const char* init_method) {
   ProcessGroupOptions options;
   options.init_method = init_method;
@@ -250,6 +262,7 @@ int Main(const std::string& mode, const char* backend, int timeout_ms, const cha
     if (mode == "collectives") Collectives(group);
     if (mode == "train") Train(group);
     if (mode == "loop") Loop(group);
+    if (mode == "circle") Circle(group);
     DestroyProcessGroup(group);
   } catch (const std::exception& e) {
     Say("error " + FirstLine(e.what()));

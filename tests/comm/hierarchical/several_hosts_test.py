@@ -126,6 +126,21 @@ class SeveralHosts(unittest.TestCase):
                 for rank in (2, 3):
                     self.assertRegex(errors[rank], "rank 0", errors)
 
+    def test_a_cut_link_ends_sends_and_receives(self):
+        for backend in ("hierarchical", "gloo"):
+            with self.subTest(backend):
+                run = Run(self.hosts, [[0, 1], [2, 3]], "circle", backend, timeout_ms=600000)
+                run.wait_for("going")
+                self.hosts[1].link(up=False)
+                try:
+                    errors = self.errors(run)
+                finally:
+                    self.hosts[1].link(up=True)
+                for rank in (0, 1):
+                    self.assertRegex(errors[rank], "rank [23] is gone", errors)
+                for rank in (2, 3):
+                    self.assertRegex(errors[rank], "rank 0", errors)
+
     def test_a_dead_rank_is_named_on_all_hosts(self):
         run = Run(self.hosts, [[1, 3], [0, 2]], "loop", "hierarchical")
         run.wait_for("going")
