@@ -63,6 +63,7 @@ class HierarchicalBackend : public c10d::Backend {
         timeout_(options.timeout),
         monitor_(options.monitor),
         local_(links.levels.local),
+        between_(links.levels.between),
         flat_(std::move(links.flat)),
         levels_(hosts, rank, std::move(links.levels), options.monitor),
         queue_(kName) {}
@@ -76,6 +77,9 @@ class HierarchicalBackend : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return queue_.last_sequence(); }
   void abort() override {
     if (local_) local_->abort();
+    if (between_) between_->abort();
+    flat_->abort();
+    monitor_->Abort();  // for those who wait for the network; Gloo has no abort of its own
   }
   bool supportsTensorAlloc(c10::DeviceIndex) override { return local_ != nullptr; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {
@@ -375,7 +379,7 @@ class HierarchicalBackend : public c10d::Backend {
 
   std::atomic<std::chrono::milliseconds> timeout_;
   const std::shared_ptr<LivenessMonitor> monitor_;
-  const BackendPtr local_, flat_;
+  const BackendPtr local_, between_, flat_;
 
   // By whoever runs a collective.
   TwoLevels levels_;
@@ -412,10 +416,14 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeHierarchicalBackend(const 
   const auto meeting_store = part("levels");
   Meeting meeting(*meeting_store, kName, rank, world_size, Meeting::Clock::now() + options.timeout);
   LOCKSTEP_RETURN_IF_ERROR(meeting.Agree("local", std::string(status.message())));
-  if (hosts.count() > 1 && me < links.levels.lanes) {
-    links.levels.between = options.make_network_backend(part(absl::StrCat("lane/", me)), host, hosts.count());
+  try {
+    if (hosts.count() > 1 && me < links.levels.lanes) {
+      links.levels.between = options.make_network_backend(part(absl::StrCat("lane/", me)), host, hosts.count());
+    }
+    links.flat = options.make_network_backend(part("flat"), rank, world_size);
+  } catch (const std::exception& e) {
+    return absl::UnavailableError(absl::StrCat(kName, ": ", FirstLine(e.what())));
   }
-  links.flat = options.make_network_backend(part("flat"), rank, world_size);
   return c10::intrusive_ptr<c10d::Backend>(
       c10::make_intrusive<HierarchicalBackend>(hosts, rank, std::move(links), options));
 }

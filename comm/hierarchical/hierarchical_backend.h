@@ -43,8 +43,9 @@ struct HierarchicalBackendOptions {
 ///  a
 ///    host that is out of reach. After an error the group is of no use any more.
 ///
-/// Errors, the same on all ranks: FailedPrecondition when ranks of a host can't share memory after all; Unavailable
-/// when ranks don't come. Thread-safe; the order of collectives must still be the same on all ranks.
+/// Errors: FailedPrecondition, on all ranks, when ranks of a host can't share memory after all; Unavailable when ranks
+/// don't come or the network backend can't be made. Thread-safe; the order of collectives must still be the same on all
+/// ranks.
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeHierarchicalBackend(const c10::intrusive_ptr<c10d::Store>& store,
                                                                           int rank, const Hosts& hosts,
                                                                           const HierarchicalBackendOptions& options);
