@@ -105,6 +105,9 @@ absl::Status Train() {
   if (batch_size < 1) {
     return absl::InvalidArgumentError(absl::StrCat("--batch_size=", batch_size, ": must be at least 1"));
   }
+  const double lr = absl::GetFlag(FLAGS_lr);
+  if (!(lr >= 0 && lr <= 3e38))
+    return absl::InvalidArgumentError(absl::StrCat("--lr=", lr, ": must be from 0 to 3e38"));
   const auto begin = std::chrono::steady_clock::now();
   const uint64_t seed = absl::GetFlag(FLAGS_seed);
   torch::manual_seed(seed);
@@ -114,7 +117,7 @@ absl::Status Train() {
   model->to(devices[0]);
   int replicas = 0;
   DataParallel<ToyImpl> parallel(model, devices, [&](at::Device) { return std::make_shared<ToyImpl>(++replicas); });
-  torch::optim::SGD optimizer(parallel.parameters(), torch::optim::SGDOptions(absl::GetFlag(FLAGS_lr)));
+  torch::optim::SGD optimizer(parallel.parameters(), torch::optim::SGDOptions(lr));
 
   std::string ids;
   for (const auto& device : devices) ids += (ids.empty() ? "" : ", ") + device.str();

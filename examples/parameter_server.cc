@@ -59,6 +59,7 @@ constexpr uint64_t kSeed = 1206;
 
 struct Data {
   std::unique_ptr<TensorLoader> train;
+  int64_t train_images;  ///< Of all workers.
   at::Tensor test_images, test_labels;
 };
 
@@ -75,7 +76,7 @@ absl::StatusOr<Data> LoadData(int worker, int workers) {
                                              [](TensorBatch batch, const BatchKeys&) {
                                                return TensorBatch{batch.data.to(at::kFloat).div_(255), batch.target};
                                              }),
-              data.images.index_select(0, parts[1]), data.labels.index_select(0, parts[1])};
+              parts[0].numel(), data.images.index_select(0, parts[1]), data.labels.index_select(0, parts[1])};
 }
 
 models::ConvNet MakeModel() {
@@ -105,8 +106,7 @@ absl::Status Report(models::ConvNetImpl& model, const Data& data, double seconds
   const at::NoGradGuard no_grad;
   const at::Tensor logits = model.forward(data.test_images.to(at::kFloat).div_(255));
   const double accuracy = logits.argmax(1).eq(data.test_labels).to(at::kDouble).mean().item<double>();
-  const double images = static_cast<double>(data.train->num_batches()) * absl::GetFlag(FLAGS_batch_size) *
-                        absl::GetFlag(FLAGS_workers) * absl::GetFlag(FLAGS_epochs);
+  const double images = static_cast<double>(data.train_images) * absl::GetFlag(FLAGS_epochs);
   std::ofstream file(absl::GetFlag(FLAGS_report));
   file << absl::StrFormat("%10.0f %10.4f   %s\n", images / seconds, accuracy, more);
   return file.flush() ? absl::OkStatus() : absl::UnavailableError("the report can't be written");
@@ -222,9 +222,14 @@ int main(int argc, char** argv) {
   const int file = mkstemp(report);
   if (file < 0) return Fail("no temporary file can be made");
   close(file);
+  if (ways.empty()) return Fail("--ways: name some of ddp, sync and async");
+  if (absl::GetFlag(FLAGS_staleness) < -1) return Fail("--staleness: must be from 0 on, or -1 for any");
   std::printf("way     workers  servers   images/s   accuracy   staleness\n");
   int code = 0;
-  for (size_t i = 0; i < ways.size() && code == 0; ++i) code = RunWay(ways[i], argv, argc, report);
+  for (size_t i = 0; i < ways.size() && code == 0; ++i) {
+    std::fprintf(stderr, "training: %s\n", ways[i].c_str());
+    code = RunWay(ways[i], argv, argc, report);
+  }
   unlink(report);
   return code;
 }

@@ -1,13 +1,16 @@
 #include "lockstep/launch/rank_main.h"
 
+#include <absl/strings/match.h>
 #include <c10/util/Flags.h>
 #include <c10/util/Logging.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <thread>
 
 #include "lockstep/base/error_text.h"
 #include "lockstep/base/exit_code.h"
@@ -70,6 +73,11 @@ int RankMain(const ProcessGroupOptions& options, const std::function<absl::Statu
   // Pending collectives can't be joined any more: their threads may wait for a rank that is gone.
   PrintError(rank, world_size, failure);
   std::fflush(stdout);
+  // Launchers take the rank that ends first for the cause. Rank 0 stays for a second, for the others to read its
+  // reason.
+  if (rank != 0 && absl::StrContains(failure, "another rank failed")) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  }
   _exit(1);
 }
 

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <cstdlib>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -67,6 +68,7 @@ void Renumber(const Value* from, const std::vector<std::vector<int64_t>>& old,
 
 PipelineState::PipelineState(torch::nn::Module& stage, torch::optim::Optimizer& optimizer, ProcessGroupPtr group)
     : stage_(stage), optimizer_(optimizer), group_(std::move(group)) {
+  CheckNames();
   std::vector<size_t> mine;
   for (const auto& own : optimizer_.param_groups()) mine.push_back(own.params().size());
   for (const std::string& text : AllGatherString(absl::StrJoin(mine, ","), group_)) {
@@ -75,6 +77,19 @@ PipelineState::PipelineState(torch::nn::Module& stage, torch::optim::Optimizer& 
     TORCH_CHECK(counts_.back().size() == counts_[0].size(), "PipelineState: the optimizer of stage ",
                 counts_.size() - 1, " has ", counts_.back().size(), " parameter groups, that of stage 0 has ",
                 counts_[0].size());
+  }
+}
+
+void PipelineState::CheckNames() const {
+  const std::set<std::string> names = NamesOf(stage_);
+  std::map<std::string, size_t> seen;
+  const auto all = AllGatherString(absl::StrJoin(names, "\n"), group_);
+  for (size_t stage = 0; stage < all.size(); ++stage) {
+    for (const std::string& name : std::vector<std::string>(absl::StrSplit(all[stage], '\n', absl::SkipEmpty()))) {
+      const auto [first, is_new] = seen.emplace(name, stage);
+      TORCH_CHECK(is_new, "PipelineState: stages ", first->second, " and ", stage, " both have a '", name,
+                  "'; give them the names that they have in the whole model");
+    }
   }
 }
 
@@ -95,18 +110,9 @@ absl::StatusOr<Value> PipelineState::WholeModel() {
   LOCKSTEP_ASSIGN_OR_RETURN(const auto stages, GatherValues(ModuleState(stage_), group_));
   ValueDict whole;
   whole.kind = ValueDict::Kind::kOrdered;
-  std::set<std::string> names;
-  absl::Status status;
   for (const Value& stage : stages) {
-    for (const auto& item : stage.dict()->items) {
-      if (!names.insert(*item.first.string()).second && status.ok()) {
-        status = absl::InvalidArgumentError(absl::StrCat("pipeline: two stages have a '", *item.first.string(),
-                                                         "'; give them the names of the whole model"));
-      }
-      whole.items.push_back(item);
-    }
+    whole.items.insert(whole.items.end(), stage.dict()->items.begin(), stage.dict()->items.end());
   }
-  LOCKSTEP_RETURN_IF_ERROR(AgreeOnStatus(status, group_));
   return Value(std::move(whole));
 }
 

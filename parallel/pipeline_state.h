@@ -20,8 +20,8 @@ namespace lockstep {
 /// one's options count.
 class PipelineState : public SplitState {
  public:
-  /// Nothing is owned; `group`: the pipeline's, rank r is stage r. Collective. Throws c10::Error for optimizers with
-  /// different numbers of groups.
+  /// Nothing is owned; `group`: the pipeline's, rank r is stage r. Collective. Throws c10::Error for a name that
+  /// two stages have and for optimizers with different numbers of groups.
   PipelineState(torch::nn::Module& stage, torch::optim::Optimizer& optimizer, ProcessGroupPtr group);
 
   absl::StatusOr<Value> WholeModel() override;
@@ -31,6 +31,7 @@ class PipelineState : public SplitState {
   absl::Status LoadOptimizer(const Value& whole) override;
 
  private:
+  void CheckNames() const;
   /// The index in the whole optimizer of each parameter of a stage, by group.
   std::vector<std::vector<int64_t>> IndicesOf(int stage) const;
 

@@ -349,7 +349,7 @@ void DrawTable(Canvas& canvas, const Table& table, double left, double top, doub
   }
   if (hidden > 0) {
     canvas.Text({left, top + 42 + static_cast<double>(per_stack + 1) * kRowHeight},
-                absl::StrCat("and ", hidden, " more, in report.html"), {11, kQuiet});
+                absl::StrCat("and ", hidden, " more, in the HTML page"), {11, kQuiet});
   }
 }
 

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """The toy runs of DataParallel and of a model on two devices."""
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 
 sys.path.insert(0, "tests")
 import junit  # noqa: E402
 
 DATA_PARALLEL, MODEL_PARALLEL = "examples/data_parallel", "examples/model_parallel"
-LAUNCHER = "launch/lockstep_run"
+LAUNCHER, WITH_TRAINER = "launch/lockstep_run", "examples/with_trainer"
 
 
 def run(*command):
@@ -35,6 +37,12 @@ class DataParallel(unittest.TestCase):
         self.assertIn("  outside: input [100, 20], output [100, 3]", lines)
         self.assertTrue(any(re.match(r"time: \d", line) for line in lines))
         self.assertTrue(any(re.match(r"memory of the process: \d", line) for line in lines))
+
+    def test_mistakes_are_one_line(self):
+        for flag in ("--replicas=100000", "--replicas=-1", "--lr=nan", "--lr=-1", "--epochs=0", "--batch_size=0"):
+            result = run(DATA_PARALLEL, flag)
+            self.assertEqual((result.returncode, result.stderr[:len("error: " + flag.split("=")[0])]),
+                             (1, "error: " + flag.split("=")[0]), result.stderr)
 
     def test_the_number_of_replicas_does_not_matter(self):
         one, two = self.losses("--replicas=1"), self.losses("--replicas=2")
@@ -69,6 +77,19 @@ class ModelParallel(unittest.TestCase):
 
     def test_inside_ddp(self):
         self.check(LAUNCHER, "--standalone", "--nproc_per_node=2", MODEL_PARALLEL)
+
+
+class WithTrainer(unittest.TestCase):
+    def test_learns_on_two_ranks_and_leaves_the_best(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = folder + "/best.pt"
+            result = run(LAUNCHER, "--standalone", "--nproc_per_node=2", WITH_TRAINER, path)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            accuracies = [float(x) for x in re.findall(r"val_accuracy[=: ]+([\d.]+)", result.stdout)]
+            self.assertEqual(len(accuracies), 5, result.stdout)
+            self.assertGreater(accuracies[-1], 0.9)
+            self.assertTrue(os.path.exists(path))
+            self.assertIn("a step takes 20 samples of a rank, 40 together", result.stderr)
 
 
 if __name__ == "__main__":

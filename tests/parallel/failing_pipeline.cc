@@ -1,6 +1,7 @@
-// A pipeline in which rank 1 goes wrong in the third step.
+// A pipeline in which a rank goes wrong in the third step.
 //
-//   failing_pipeline forward|backward|kill|evaluate    (in each of three ranks)
+//   failing_pipeline forward|backward|kill|evaluate [RANK]    (in each of three ranks; 1 goes wrong unless another is
+//   given)
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
@@ -17,7 +19,7 @@
 int main(int argc, char** argv) {
   const std::string mode = argv[1];
   return lockstep::RankMain({}, [&](const lockstep::ProcessGroupPtr& group) {
-    const bool is_faulty = lockstep::GetRank(group) == 1;
+    const bool is_faulty = lockstep::GetRank(group) == (argc > 2 ? std::atoi(argv[2]) : 1);
     torch::nn::Linear linear(4, 4);
     int step = 0;
     lockstep::PipelineOptions options;

@@ -12,8 +12,8 @@ PROGRAM, LAUNCHER = "tests/parallel/failing_pipeline", "launch/lockstep_run"
 
 
 class PipelineFailure(unittest.TestCase):
-    def run_mode(self, mode):
-        result = subprocess.run([LAUNCHER, "--standalone", "--nproc_per_node=3", PROGRAM, mode], capture_output=True,
+    def run_mode(self, mode, rank=1):
+        result = subprocess.run([LAUNCHER, "--standalone", "--nproc_per_node=3", PROGRAM, mode, str(rank)], capture_output=True,
                                 text=True, timeout=60)
         self.assertNotEqual(result.returncode, 0)
         return result.stderr
@@ -26,6 +26,10 @@ class PipelineFailure(unittest.TestCase):
                 for rank in (0, 2):
                     lines = [line for line in text.splitlines() if re.search(fr"rank {rank}\b", line)]
                     self.assertTrue(any("rank 1" in line for line in lines), text)
+
+    def test_the_launcher_takes_the_rank_that_threw_for_the_first(self):
+        for rank in (0, 1, 2):
+            self.assertIn(f"first failure: rank {rank} ", self.run_mode("forward", rank))
 
     def test_a_killed_stage_is_named(self):
         self.assertRegex(self.run_mode("kill"), r"rank 1 .*(gone|killed)")

@@ -304,6 +304,18 @@ Way PipelineWay(int num_stages) {
   };
 }
 
+TEST(Strategies, StagesWithOneNameAreRefusedBeforeTheTraining) {
+  if (World() == 1) return;
+  Net net;
+  torch::optim::SGD optimizer(net->parameters(), Sgd());
+  try {
+    PipelineState(*net, optimizer, Group());
+    FAIL() << "all stages have a layer0";
+  } catch (const c10::Error& e) {
+    EXPECT_NE(std::string(e.what()).find("stages 0 and 1 both have a 'layer0.bias'"), std::string::npos) << e.what();
+  }
+}
+
 TEST(Strategies, Pipeline) { ExpectAsPlain(PipelineWay(World()), "pipeline"); }
 
 TEST(Strategies, PipelinesSideBySide) {
