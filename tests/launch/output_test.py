@@ -76,10 +76,14 @@ class Prefix(unittest.TestCase):
         self.assertLess(time.time() - start, 19)
 
     def test_nor_is_what_writes_without_end(self):
-        begun = os.path.join(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")), "begun")
-        result = run("--prefix=on", "sh", "-c", "echo first; setsid sh -c 'echo > $BEGUN; exec yes' & until test -e $BEGUN; do :; done; exit 3",
-                     BEGUN=begun)
-        self.assertEqual((result.returncode, result.stdout.splitlines()[0]), (3, b"[rank0]: first"))
+        folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
+        begun = os.path.join(folder, "begun")
+        writer = python(f"os.fork(); os.fork()\nwhile os.write(1, b'\\n' * 60000): open({begun!r}, 'w')")
+        # Lines are sooner written than looked through for so many texts: there is always more to read.
+        filters = "--duplicate_stdout_filters=" + ",".join("abcdefghijklmnopqrstuvwxyz" * 3)
+        result = run("--prefix=on", "--tee=1", "--log_dir=" + folder, filters, "sh", "-c",
+                     'echo first; setsid "$@" & until test -e $BEGUN; do :; done; exit 3', "sh", *writer, BEGUN=begun)
+        self.assertEqual((result.returncode, result.stdout.splitlines()[0]), (3, b"[default0]:first"))
 
 
 class Files(unittest.TestCase):
