@@ -111,12 +111,8 @@ TEST(Environment, ReadsWhatTorchrunSets) {
 }
 
 TEST(Environment, ARestartIsAnyStartOfTheSameLaunchButItsFirst) {
-  Variables variables = {{"RANK", "0"},
-                         {"WORLD_SIZE", "2"},
-                         {"LOCAL_RANK", "0"},
-                         {"MASTER_ADDR", "host"},
-                         {"MASTER_PORT", "1206"},
-                         {"TORCHELASTIC_RESTART_COUNT", "2"}};
+  Variables variables = {{"RANK", "0"},           {"WORLD_SIZE", "2"},     {"LOCAL_RANK", "0"},
+                         {"MASTER_ADDR", "host"}, {"MASTER_PORT", "1206"}, {"TORCHELASTIC_RESTART_COUNT", "2"}};
   EXPECT_EQ(Read(variables)->restarts, 2);
   variables["LOCKSTEP_RESTART_COUNT"] = "3";
   EXPECT_EQ(Read(variables)->restarts, 3);
