@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <fstream>
 #include <future>
 #include <mutex>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "lockstep/base/error_text.h"
+#include "lockstep/comm/heart.h"
 
 namespace lockstep {
 namespace {
@@ -72,62 +72,55 @@ struct LivenessMonitor::State {
   int world_size = 1;
   std::mutex store_mutex;  // one thread at a time on the connection
   std::mutex mutex;
-  std::condition_variable changed;
-  bool stop = false;
-  bool stopped = false;
   uint64_t progress = 0;
-  uint64_t published = 0;  // the heartbeat's thread alone
-  uint64_t answers = 0;    // of the store, to whole rounds
-  std::string holder;      // the process of rank 0, which may hold the store; as soon as it is known
+  bool introduced = false;  // the heart's thread alone
+  uint64_t published = 0;   // the heart's thread alone
+  uint64_t answers = 0;     // of the store, to whole rounds
+  std::string holder;       // the process of rank 0, which may hold the store; as soon as it is known
   int watchers = 0;
   bool fresh = false;  // they have just begun to watch
   struct Seen {
     int64_t count = -1;
     Clock::time_point since;
   };
-  std::vector<Seen> seen;  // by rank, while somebody watches; the heartbeat's thread alone
+  std::vector<Seen> seen;  // by rank, while somebody watches; the heart's thread alone
   std::vector<int> gone;
 
+  /// The heart's thread.
   void Beat() {
     std::unique_lock<std::mutex> lock(mutex);
-    bool introduced = false;
-    while (!stop) {
-      const uint64_t done = progress;
-      const bool publish = done != published, watch = watchers > 0;
-      if (std::exchange(fresh, false)) seen.assign(world_size, Seen());
-      lock.unlock();
-      std::vector<int64_t> counts;
-      std::string first_process;
-      bool answered = false;
-      try {
-        const std::lock_guard<std::mutex> one(store_mutex);
-        if (!introduced) Set(ProcessKey(rank), PlaceOfProcesses() + " " + std::to_string(getpid()));
-        introduced = true;
-        if (publish) Set(ProgressKey(rank), std::to_string(done));
-        published = done;
-        store->add(BeatKey(rank), 1);
-        for (int r = 0; watch && r < world_size; ++r) counts.push_back(store->add(BeatKey(r), 0));
-        if (holder.empty() && store->check({ProcessKey(0)})) first_process = store->get_to_str(ProcessKey(0));
-        answered = true;
-      } catch (const std::exception&) {
-        // The store is slow, or gone because its rank is; in the latter case the next collective says so.
-      }
-      const std::vector<int> silent = watch && counts.size() == seen.size() ? Silent(counts) : std::vector<int>();
-      lock.lock();
-      if (watch) gone = silent;
-      if (answered) ++answers;
-      if (!first_process.empty()) holder = first_process;
-      changed.wait_for(lock, kPeriod, [this] { return stop; });
+    const uint64_t done = progress;
+    const bool publish = done != published, watch = watchers > 0;
+    if (std::exchange(fresh, false)) seen.assign(world_size, Seen());
+    lock.unlock();
+    std::vector<int64_t> counts;
+    std::string first_process;
+    bool answered = false;
+    try {
+      const std::lock_guard<std::mutex> one(store_mutex);
+      if (!introduced) Set(ProcessKey(rank), PlaceOfProcesses() + " " + std::to_string(getpid()));
+      introduced = true;
+      if (publish) Set(ProgressKey(rank), std::to_string(done));
+      published = done;
+      store->add(BeatKey(rank), 1);
+      for (int r = 0; watch && r < world_size; ++r) counts.push_back(store->add(BeatKey(r), 0));
+      if (holder.empty() && store->check({ProcessKey(0)})) first_process = store->get_to_str(ProcessKey(0));
+      answered = true;
+    } catch (const std::exception&) {
+      // The store is slow, or gone because its rank is; in the latter case the next collective says so.
     }
-    stopped = true;
-    changed.notify_all();
+    const std::vector<int> silent = watch && counts.size() == seen.size() ? Silent(counts) : std::vector<int>();
+    lock.lock();
+    if (watch) gone = silent;
+    if (answered) ++answers;
+    if (!first_process.empty()) holder = first_process;
   }
 
   void Set(const std::string& key, const std::string& value) {
     store->set(key, std::vector<uint8_t>(value.begin(), value.end()));
   }
 
-  /// The heartbeat's thread: who has not counted for long, and is not just stopped.
+  /// The heart's thread: who has not counted for long, and is not just stopped.
   std::vector<int> Silent(const std::vector<int64_t>& counts) {
     std::vector<int> silent;
     const auto now = Clock::now();
@@ -207,15 +200,12 @@ LivenessMonitor::LivenessMonitor(const c10::intrusive_ptr<c10d::Store>& store, i
   state->world_size = world_size;
   state->seen.resize(world_size);
   state_ = std::move(state);
-  std::thread([state = state_] { state->Beat(); }).detach();
+  heart_ = Heart::Of(store);
+  beat_ = heart_->Add([state = state_] { state->Beat(); });
 }
 
 LivenessMonitor::~LivenessMonitor() {
-  if (!state_) return;
-  std::unique_lock<std::mutex> lock(state_->mutex);
-  state_->stop = true;
-  state_->changed.notify_all();
-  state_->changed.wait_for(lock, kPatience, [this] { return state_->stopped; });
+  if (state_) heart_->Remove(beat_);
 }
 
 namespace {
@@ -320,7 +310,7 @@ LivenessMonitor::Watch::Watch(LivenessMonitor& monitor) : state_(monitor.state_)
   if (!state_) return;
   const std::lock_guard<std::mutex> lock(state_->mutex);
   if (state_->watchers++ > 0) return;
-  // From now on; what the heartbeat's thread knows is old.
+  // From now on; what the heart's thread knows is old.
   state_->gone.clear();
   state_->fresh = true;
 }

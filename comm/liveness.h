@@ -12,11 +12,13 @@
 
 namespace lockstep {
 
+class Heart;
+
 /// Tells which rank is to blame when a collective fails: a broken connection names an address at best.
 ///
-/// Each rank counts a heartbeat up in the store from a thread of its own, over a connection of its own. When a rank
-/// fails it leaves its reason in the store; a rank that was killed just stops counting. Nothing here waits for a store
-/// that does not answer for longer than a few seconds. Thread-safe.
+/// Each rank counts a heartbeat up in the store, over a connection of its own, from a thread that all groups over this
+/// store share. When a rank fails it leaves its reason in the store; a rank that was killed just stops counting. Nothing
+/// here waits for a store that does not answer for longer than a few seconds. Thread-safe.
 class LivenessMonitor {
   struct State;
 
@@ -79,6 +81,8 @@ class LivenessMonitor {
 
  private:
   std::atomic<bool> aborted_{false};
+  std::shared_ptr<Heart> heart_;
+  int64_t beat_ = -1;
   std::shared_ptr<State> state_;  // shared with threads that a silent store may hold up; null without a store
 };
 

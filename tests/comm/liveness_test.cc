@@ -3,8 +3,11 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <chrono>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -50,6 +53,22 @@ TEST(Liveness, KnowsWhoIsBehind) {
   EXPECT_EQ(a.Behind(7), std::vector<int>{2});
   LivenessMonitor alone(nullptr, 0, 1);
   EXPECT_TRUE(alone.Behind(1).empty());
+}
+
+/// Of this process.
+size_t Threads() {
+  const std::filesystem::directory_iterator threads("/proc/self/task");
+  return static_cast<size_t>(std::distance(begin(threads), end(threads)));
+}
+
+TEST(Liveness, AProcessInManyGroupsHasOneThreadForThem) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto part = [&](int i) { return c10::make_intrusive<c10d::PrefixStore>(std::to_string(i), store); };
+  const LivenessMonitor first(part(0), 0, 2);
+  const size_t before = Threads();
+  std::vector<std::unique_ptr<LivenessMonitor>> more;
+  for (int i = 1; i <= 16; ++i) more.push_back(std::make_unique<LivenessMonitor>(part(i), 0, 2));
+  EXPECT_LE(Threads(), before);
 }
 
 /// A collective that never comes to its end.
