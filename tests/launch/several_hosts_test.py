@@ -165,6 +165,17 @@ class SeveralHosts(unittest.TestCase):
         self.assertEqual([first.wait(), second.wait()], [0, 0], first.stderr() + second.stderr())
         self.assertIn("host host1 has come", first.stderr())
 
+    def test_a_host_with_expendable_ranks_alone_may_go(self):
+        stop = self.stop_file()
+        agents = [self.static(host, "--expendable_from=2", f"--rdzv_conf={QUICK}", body=self.GO_ON, STOP=stop) for host in (0, 1)]
+        for agent in agents:
+            agent.wait_for("of 4", 2)
+        agents[1].process.kill()
+        agents[0].wait_for("host host1 (node 1) has gone: its launcher has ended; the others go on")
+        open(stop, "w").close()
+        self.assertEqual(agents[0].wait(), 0, agents[0].stderr())
+        self.assertEqual(agents[0].stdout().count("of 4"), 2, "nothing was started again")
+
     def test_a_host_that_comes_back_takes_its_place(self):
         stop = self.stop_file()
         first, second = (self.static(host, "--max_restarts=2", f"--rdzv_conf={QUICK},timeout=30", body=self.GO_ON, STOP=stop)
