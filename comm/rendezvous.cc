@@ -18,6 +18,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <vector>
 #include <thread>
 
 #include "lockstep/base/error_text.h"
@@ -105,6 +106,36 @@ std::string WithoutBrackets(const std::string& host) {
   return in_brackets ? host.substr(1, host.size() - 2) : host;
 }
 
+/// Who this process is, for another one to read.
+std::string Myself() {
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  return absl::StrCat(host, " (process ", getpid(), ")");
+}
+
+/// What goes wrong where ranks are started by hand: two of one number, or another idea of how many there are. In a
+/// store that rank 0 has made for this run.
+absl::Status CheckIn(c10d::Store& store, int rank, int world_size) {
+  const std::string world = std::to_string(world_size), world_key = "check_in/world_size", me = Myself();
+  try {
+    if (rank == 0) store.set(world_key, std::vector<uint8_t>(world.begin(), world.end()));
+    if (const std::string first = store.get_to_str(world_key); first != world) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rendezvous: the world size is ", world_size, " here, and ", first, " on rank 0"));
+    }
+    const auto bytes = store.compareSet("check_in/rank/" + std::to_string(rank), std::vector<uint8_t>(),
+                                        std::vector<uint8_t>(me.begin(), me.end()));
+    const std::string other(bytes.begin(), bytes.end());
+    if (other != me) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("rendezvous: rank ", rank, " is there twice: ", other, ", and ", me));
+    }
+  } catch (const std::exception& e) {
+    return absl::UnavailableError(absl::StrCat("rendezvous: ", FirstLine(e.what())));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Rendezvous> OpenRendezvous(const std::string& init_method, int rank, int world_size,
@@ -143,6 +174,7 @@ absl::StatusOr<Rendezvous> OpenRendezvous(const std::string& init_method, int ra
     result.host = WithoutBrackets(env.master_addr);
     LOCKSTEP_ASSIGN_OR_RETURN(
         result.store, OpenTcp(result.host, env.master_port, rank == 0 && !env.agent_store, world_size, timeout));
+    if (!env.agent_store) LOCKSTEP_RETURN_IF_ERROR(CheckIn(*result.store, rank, world_size));
     // The launcher's store outlives the ranks: what those before a restart have left in it is none of ours.
     if (env.agent_store) {
       result.store =
@@ -168,6 +200,7 @@ absl::StatusOr<Rendezvous> OpenRendezvous(const std::string& init_method, int ra
                                                      "in tcp://[::1]:29500"));
     }
     LOCKSTEP_ASSIGN_OR_RETURN(result.store, OpenTcp(result.host, port, rank == 0, world_size, timeout));
+    LOCKSTEP_RETURN_IF_ERROR(CheckIn(*result.store, rank, world_size));
     return result;
   }
   if (rest.substr(0, 7) == "file://") {

@@ -21,7 +21,8 @@ struct Rendezvous {
 ///  - `tcp://HOST:PORT[?rank=R&world_size=N]`: rank 0 holds the store there;
 ///  - `file:///PATH[?rank=R&world_size=N]`: a file on a file system that all ranks share; it must be new.
 /// `rank` and `world_size` of -1 are taken from the URL, else from RANK and WORLD_SIZE.
-/// Errors: InvalidArgument for a malformed URL or numbers that don't fit, Unavailable when the port is in use or
+/// Errors: InvalidArgument for a malformed URL or numbers that don't fit, also with those of other ranks, AlreadyExists
+/// for a rank that is there twice (both where rank 0 holds the store), Unavailable when the port is in use or
 /// the store can't be reached within `timeout`.
 absl::StatusOr<Rendezvous> OpenRendezvous(const std::string& init_method, int rank, int world_size,
                                           std::chrono::milliseconds timeout);

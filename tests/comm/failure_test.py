@@ -77,6 +77,33 @@ class Failures(unittest.TestCase):
                 self.check_named(run, 10, "rank 1 is gone")
                 self.assertIn("ALLREDUCE #101 (sum of Float [", run.error(0)[1])
 
+    def test_a_rank_that_is_there_twice_and_another_world_size_are_named(self):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        started = []
+
+        def start(rank, world_size):
+            env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
+                       MASTER_PORT=str(port), OMP_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR")
+            started.append(subprocess.Popen([PROGRAM, "gloo", "none", "60000", ""], env=env, stdout=subprocess.PIPE,
+                                            stderr=subprocess.PIPE, text=True))
+            return started[-1]
+
+        try:
+            start(0, 3)
+            other = start(1, 4).communicate(timeout=30)[1]
+            self.assertIn("the world size is 4 here, and 3 on rank 0", other)
+            twins = [start(1, 3), start(1, 3)]
+            while all(twin.poll() is None for twin in twins):
+                time.sleep(0.02)
+            loser = next(twin for twin in twins if twin.poll() is not None)
+            self.assertRegex(loser.communicate()[1], r"rank 1 is there twice: .* \(process \d+\), and .* \(process \d+\)")
+        finally:
+            for process in started:
+                process.kill()
+                process.communicate()
+
     def test_a_dead_sender_is_named(self):
         run = Run("shm", "receive").finish()
         for rank in (0, 2):
