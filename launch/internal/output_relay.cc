@@ -1,5 +1,6 @@
 #include "lockstep/launch/internal/output_relay.h"
 
+#include <absl/strings/string_view.h>
 #include <fcntl.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -97,10 +98,11 @@ void OutputRelay::Take(Open& open, const char* data, size_t size) {
     if (open.tail.size() > 2 * kTailBytes) open.tail.erase(0, open.tail.size() - kTailBytes);
   }
   if (!open.stream.to_console && open.stream.filters.empty()) return;
+  // All whole lines at once. What was there before has no end of line, and may be long.
+  const size_t before = open.line.size();
   open.line.append(data, size);
-  // All whole lines at once.
-  const size_t end = open.line.rfind('\n');
-  if (end != std::string::npos) Emit(open, end + 1);
+  const size_t end = absl::string_view(data, size).rfind('\n');
+  if (end != absl::string_view::npos) Emit(open, before + end + 1);
   if (open.line.size() > kLongestLine) {
     open.line += '\n';
     Emit(open, open.line.size());
