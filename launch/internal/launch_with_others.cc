@@ -83,7 +83,7 @@ class Seat : public Companion {
     return first;
   }
 
-  bool Lost() const { return socket_.closed() || socket_.Silence() > options_.silence_limit; }
+  bool Lost() { return socket_.closed() || socket_.SilentFor(options_.silence_limit); }
 
  private:
   void Hear() {

@@ -89,7 +89,7 @@ class Room {
       }
       if (socket.closed()) {
         gone.emplace_back(id, "its launcher has ended");
-      } else if (socket.Silence() > options_.silence_limit) {
+      } else if (socket.SilentFor(options_.silence_limit)) {
         gone.emplace_back(id,
                           absl::StrCat("nothing was heard of it for ", options_.silence_limit.count() / 1000.0, " s"));
       }

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -16,7 +17,7 @@ constexpr size_t kLongest = 1 << 20;
 
 }  // namespace
 
-MessageSocket::MessageSocket(int fd) : fd_(fd), heard_(std::chrono::steady_clock::now()) {
+MessageSocket::MessageSocket(int fd) : fd_(fd), looked_(std::chrono::steady_clock::now()) {
   const int on = 1;
   setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) | O_NONBLOCK);
@@ -34,7 +35,8 @@ MessageSocket& MessageSocket::operator=(MessageSocket&& other) noexcept {
   std::swap(closed_, other.closed_);
   std::swap(in_, other.in_);
   std::swap(out_, other.out_);
-  std::swap(heard_, other.heard_);
+  std::swap(looked_, other.looked_);
+  std::swap(silence_, other.silence_);
   return *this;
 }
 
@@ -65,7 +67,8 @@ std::vector<nlohmann::json> MessageSocket::Receive() {
     const ssize_t n = recv(fd_, buffer, sizeof(buffer), MSG_DONTWAIT);
     if (n > 0) {
       in_.append(buffer, static_cast<size_t>(n));
-      heard_ = std::chrono::steady_clock::now();
+      looked_ = std::chrono::steady_clock::now();
+      silence_ = silence_.zero();
     } else if (n < 0 && errno == EAGAIN) {
       break;
     } else if (n == 0 || errno != EINTR) {
@@ -87,8 +90,10 @@ std::vector<nlohmann::json> MessageSocket::Receive() {
   return messages;
 }
 
-std::chrono::milliseconds MessageSocket::Silence() const {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - heard_);
+bool MessageSocket::SilentFor(std::chrono::milliseconds limit, Time now) {
+  silence_ += std::min<std::chrono::steady_clock::duration>(now - looked_, limit / 4);
+  looked_ = now;
+  return silence_ > limit;
 }
 
 }  // namespace lockstep

@@ -11,6 +11,8 @@ namespace lockstep {
 /// thread-safe.
 class MessageSocket {
  public:
+  using Time = std::chrono::steady_clock::time_point;
+
   /// Takes the connected socket.
   explicit MessageSocket(int fd);
   ~MessageSocket();
@@ -28,8 +30,9 @@ class MessageSocket {
   /// The other side has gone, or says what nobody understands.
   bool closed() const { return closed_; }
 
-  /// Since anything came.
-  std::chrono::milliseconds Silence() const;
+  /// Nothing has come for so long, while we looked: to be asked after each Receive. Where much time lies between two
+  /// questions it was we who stood still, in a suspended machine for example, and most of it doesn't count.
+  bool SilentFor(std::chrono::milliseconds limit, Time now = std::chrono::steady_clock::now());
 
  private:
   void Flush();
@@ -37,7 +40,8 @@ class MessageSocket {
   int fd_ = -1;
   bool closed_ = false;
   std::string in_, out_;
-  std::chrono::steady_clock::time_point heard_;
+  Time looked_;                                     // for something that comes, and asked how long nothing has
+  std::chrono::steady_clock::duration silence_{0};  // until then
 };
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <chrono>
 #include <optional>
 #include <string>
 
@@ -38,6 +39,19 @@ TEST_F(MessageSocketTest, AClosedOneIsNotWaitedFor) {
   EXPECT_EQ(here_->Receive().size(), 1u);
   EXPECT_TRUE(here_->closed());
   EXPECT_EQ(here_->fd(), -1);
+}
+
+TEST_F(MessageSocketTest, ItIsSilentWhenNothingComesWhileWeLook) {
+  constexpr std::chrono::milliseconds kLimit(1000), kTick(100);
+  auto now = std::chrono::steady_clock::now() + kTick;
+  for (int i = 0; i < 9; ++i) EXPECT_FALSE(here_->SilentFor(kLimit, now += kTick)) << i;
+  there_->Send({{"kind", "beat"}});
+  EXPECT_EQ(here_->Receive().size(), 1u);
+  now = std::chrono::steady_clock::now();
+  EXPECT_FALSE(here_->SilentFor(kLimit, now += 20 * kTick)) << "we stood still ourselves";
+  while (!here_->SilentFor(kLimit, now += kTick)) {
+    ASSERT_LT(now, std::chrono::steady_clock::now() + 40 * kTick);
+  }
 }
 
 }  // namespace
