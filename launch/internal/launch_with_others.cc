@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <deque>
 #include <memory>
@@ -38,7 +39,8 @@ int Fail(const std::string& message) {
 /// This host's seat in the meeting.
 class Seat : public Companion {
  public:
-  Seat(MessageSocket socket, const MeetingOptions& options) : socket_(std::move(socket)), options_(options) {}
+  Seat(MessageSocket socket, const MeetingOptions& options)
+      : socket_(std::move(socket)), beat_interval_(options.beat_interval), silence_limit_(options.silence_limit) {}
 
   int fd() const override { return socket_.fd(); }
 
@@ -83,17 +85,28 @@ class Seat : public Companion {
     return first;
   }
 
-  bool Lost() { return socket_.closed() || socket_.SilentFor(options_.silence_limit); }
+  /// The meeting has gone. Once that is so it stays so: ranks are ended for it.
+  bool Lost() {
+    lost_ = lost_ || socket_.closed() || socket_.SilentFor(silence_limit_);
+    return lost_;
+  }
+
+  /// As the meeting wants it, once it has said so.
+  milliseconds beat_interval() const { return beat_interval_; }
 
  private:
   void Hear() {
     if (Clock::now() >= beat_at_) {
       Say({{"kind", "beat"}});
-      beat_at_ = Clock::now() + options_.beat_interval;
+      beat_at_ = Clock::now() + beat_interval_;
     }
     for (json& message : socket_.Receive()) {
       if (message["kind"] == "note") {
         std::fputs(message.value("text", "").c_str(), stderr);
+      } else if (message["kind"] == "keep_alive") {
+        beat_interval_ = milliseconds(message.at("interval").get<int64_t>());
+        silence_limit_ = milliseconds(message.at("limit").get<int64_t>());
+        beat_at_ = std::min(beat_at_, Clock::now() + beat_interval_);
       } else if (message["kind"] != "beat") {
         news_.push_back(std::move(message));
       }
@@ -101,7 +114,8 @@ class Seat : public Companion {
   }
 
   MessageSocket socket_;
-  const MeetingOptions& options_;
+  milliseconds beat_interval_, silence_limit_;
+  bool lost_ = false;
   std::deque<json> news_;  // in order: a wish to stop may come right behind the round that it means
   Wish wish_ = Wish::kGoOn;
   Clock::time_point beat_at_ = Clock::now();
@@ -109,8 +123,7 @@ class Seat : public Companion {
 
 class Launcher {
  public:
-  Launcher(LaunchPlan plan, const MeetingOptions& options)
-      : plan_(Quick(std::move(plan), options)), options_(options), stage_(plan_) {}
+  Launcher(LaunchPlan plan, const MeetingOptions& options) : plan_(std::move(plan)), options_(options), stage_(plan_) {}
 
   int Run() {
     if (!stage_.ready().ok()) return Fail(std::string(stage_.ready().message()));
@@ -125,9 +138,8 @@ class Launcher {
 
  private:
   /// Other hosts must hear of us often enough.
-  static LaunchPlan Quick(LaunchPlan plan, const MeetingOptions& options) {
-    plan.tick = std::min({plan.tick, std::max(milliseconds(1), options.beat_interval / 2), milliseconds(60'000)});
-    return plan;
+  void BeQuick() {
+    plan_.tick = std::min({plan_.tick, std::max(milliseconds(1), seat_->beat_interval() / 2), milliseconds(60'000)});
   }
 
   bool MayHost() const {
@@ -202,7 +214,9 @@ class Launcher {
   int Serve() {
     auto say_at = Clock::now() + kPatience;
     while (true) {
-      if (const auto message = seat_->News()) {
+      const auto message = seat_->News();
+      BeQuick();
+      if (message) {
         const std::string kind = message->at("kind");
         const std::string text = message->value("text", "");
         if (kind == "refused") return Fail(text);
@@ -246,7 +260,10 @@ class Launcher {
     stage_.Say(absl::StrCat("lockstep: hosts and their ranks: ", message.value("hosts", ""), "; this is node ",
                             placement.node_rank, "\n"));
     stage_.setting().companion = &*seat_;
-    seat_->Ended(RunRankSet(plan_, placement, stage_.setting()));
+    const RankOutcome outcome = RunRankSet(plan_, placement, stage_.setting());
+    // Ranks that were ended because the meeting was lost have not ended well, should it be there after all: it learns
+    // that this host has gone.
+    if (!seat_->Lost()) seat_->Ended(outcome);
   }
 
   LaunchPlan plan_;

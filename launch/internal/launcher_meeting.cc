@@ -73,7 +73,10 @@ class Room {
 
   void Accept() {
     for (int fd; (fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC)) >= 0;) {
-      sockets_.emplace(next_id_++, MessageSocket(fd));
+      MessageSocket& socket = sockets_.emplace(next_id_++, MessageSocket(fd)).first->second;
+      socket.Send({{"kind", "keep_alive"},
+                   {"interval", options_.beat_interval.count()},
+                   {"limit", options_.silence_limit.count()}});
     }
   }
 

@@ -15,7 +15,9 @@ namespace lockstep {
 /// keeps one connection to it, so that a host which goes away is noticed: its connection ends or falls silent.
 ///
 /// A launcher says: join, failed (a rank, the first one there), ended (all ranks there), beat. The meeting says: round
-/// (start ranks so), stop (end them), finish (all is over), refused, note (to be shown), beat.
+/// (start ranks so), stop (end them), finish (all is over), refused, note (to be shown), beat, and first keep_alive
+/// (how often both beat and which silence is the end, so that nobody is given up who keeps to another launcher's
+/// options).
 class LauncherMeeting {
  public:
   /// Unavailable when the port can't be had, `in_use` where another one has it, or no file descriptor is left.

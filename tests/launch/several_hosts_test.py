@@ -135,6 +135,22 @@ class SeveralHosts(unittest.TestCase):
         self.assertRegex(agents[0].stderr(), r"host host1 \(node 1\) has gone: nothing was heard of it for 1 s")
         self.assertIn("the launcher at 10.77.0.1:29501, where the hosts meet, has gone", agents[1].stderr())
 
+    def test_a_meeting_that_stands_still_is_lost_to_others_and_not_to_itself(self):
+        agents = [self.static(host, f"--rdzv_conf={QUICK}", body="echo ready; exec sleep 100") for host in (0, 1)]
+        for agent in agents:
+            agent.wait_for("ready", 2)
+        agents[0].process.send_signal(signal.SIGSTOP)
+        self.assertEqual(agents[1].wait(), 1)
+        self.assertIn("the launcher at 10.77.0.1:29501, where the hosts meet, has gone", agents[1].stderr())
+        agents[0].process.send_signal(signal.SIGCONT)
+        self.assertEqual(agents[0].wait(), 1, "half of the ranks were ended")
+        self.assertIn("host host1 (node 1) has gone: its launcher has ended", agents[0].stderr())
+        self.assertNotIn("where the hosts meet, has gone", agents[0].stderr())
+
+    def test_hosts_keep_to_the_times_of_the_meeting(self):
+        agents = [self.static(0, body="exec sleep 2"), self.static(1, f"--rdzv_conf={QUICK}", body="exec sleep 2")]
+        self.assertEqual([agent.wait() for agent in agents], [0, 0], agents[1].stderr())
+
     GO_ON = "echo $RANK of $WORLD_SIZE; test -e $STOP && exit 0; while test ! -e $STOP; do sleep 0.05; done"
 
     def stop_file(self):
