@@ -12,6 +12,10 @@ LaunchStage::LaunchStage(const LaunchPlan& plan) : plan_(plan), signals_(plan.si
   if (plan.log_files) {
     const bool keep = output.redirects.Any() || output.tee.Any();
     auto logs = LogFiles::Create(output.log_dir, plan.spawn.launch_id, keep);
+    if (!logs.ok() && output.log_dir.empty() && !keep) {  // nobody asked for files
+      std::fprintf(stderr, "lockstep: ranks have no error files: %s\n", std::string(logs.status().message()).c_str());
+      logs = LogFiles::Create("/dev/null", plan.spawn.launch_id, keep);
+    }
     if (!logs.ok()) {
       ready_ = logs.status();
       return;

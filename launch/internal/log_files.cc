@@ -17,17 +17,17 @@ namespace fs = std::filesystem;
 absl::StatusOr<LogFiles> LogFiles::Create(const std::string& log_dir, const std::string& run, bool keep) {
   if (log_dir == "/dev/null") return LogFiles("", false);
   std::error_code error;
-  const fs::path base = log_dir.empty() ? fs::temp_directory_path(error) : fs::path(log_dir);
-  if (!error) fs::create_directories(base, error);
-  if (error) {
-    return absl::UnavailableError(absl::StrCat("--log_dir=", log_dir, ": the folder can't be made: ", error.message()));
-  }
+  const char* variable = getenv("TMPDIR");
+  const bool is_set = variable != nullptr && *variable != '\0';
+  const fs::path base = !log_dir.empty() ? log_dir : is_set ? variable : "/tmp";
+  const std::string named = absl::StrCat(!log_dir.empty() ? "--log_dir=" : is_set ? "TMPDIR=" : "", base.string());
+  if (!log_dir.empty()) fs::create_directories(base, error);
+  if (error) return absl::UnavailableError(absl::StrCat(named, ": the folder can't be made: ", error.message()));
   std::string name = run;  // any text, as the name of a folder
   std::replace(name.begin(), name.end(), '/', '_');
   std::string pattern = (base / absl::StrCat(log_dir.empty() ? "lockstep_" : "", name, "_XXXXXX")).string();
   if (mkdtemp(pattern.data()) == nullptr) {
-    return absl::UnavailableError(
-        absl::StrCat("--log_dir=", base.string(), ": no folder can be made in it: ", std::strerror(errno)));
+    return absl::UnavailableError(absl::StrCat(named, ": no folder can be made in it: ", std::strerror(errno)));
   }
   return LogFiles(pattern, log_dir.empty() && !keep);
 }

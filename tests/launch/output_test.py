@@ -141,6 +141,15 @@ class Files(unittest.TestCase):
         result = run("--log_dir=/proc/x", "true")
         self.assertEqual(result.returncode, 2)
         self.assertIn(b"error: --log_dir=/proc/x: the folder can't be made", result.stderr)
+        result = run("--tee=3", "true", TMPDIR="/nowhere")
+        self.assertEqual((result.returncode, result.stderr),
+                         (2, b"error: TMPDIR=/nowhere: no folder can be made in it: No such file or directory\n"))
+
+    def test_without_a_folder_that_nobody_asked_for_there_are_no_error_files(self):
+        result = run("--nproc_per_node=2", "sh", "-c", "echo ${TORCHELASTIC_ERROR_FILE:-none}", TMPDIR="/nowhere")
+        self.assertEqual((result.returncode, b"".join(sorted(result.stdout.splitlines(True)))), (0, b"[rank0]: none\n[rank1]: none\n"))
+        self.assertEqual(result.stderr, b"lockstep: ranks have no error files: TMPDIR=/nowhere: no folder can be made in it: "
+                                        b"No such file or directory\n")
 
 
 class FirstFailure(unittest.TestCase):
