@@ -96,6 +96,13 @@ std::vector<std::string> Filters(const std::string& text) {
   return filters;
 }
 
+absl::Status IsLocalRank(const Arguments& arguments, const std::string& name, int rank, int ranks) {
+  if (rank < ranks) return absl::OkStatus();
+  return Wrong(arguments, name,
+               absl::StrCat("there is no local rank ", rank, ", with --nproc_per_node=",
+                            arguments.Get("nproc_per_node"), " the last one is ", ranks - 1));
+}
+
 absl::Status ReadOutput(const Arguments& arguments, bool alone, LaunchPlan& plan) {
   OutputPlan& output = plan.output;
   LOCKSTEP_RETURN_IF_ERROR(OneOf(arguments, "prefix", {"auto", "on", "off"}));
@@ -103,6 +110,9 @@ absl::Status ReadOutput(const Arguments& arguments, bool alone, LaunchPlan& plan
   output.prefix = prefix == "on" || (prefix == "auto" && (plan.spawn.num_ranks > 1 || !alone));
   LOCKSTEP_ASSIGN_OR_RETURN(output.redirects, StreamChoice::Parse("--redirects", arguments.Get("redirects")));
   LOCKSTEP_ASSIGN_OR_RETURN(output.tee, StreamChoice::Parse("--tee", arguments.Get("tee")));
+  const int ranks = plan.spawn.num_ranks;
+  LOCKSTEP_RETURN_IF_ERROR(IsLocalRank(arguments, "redirects", output.redirects.Highest(), ranks));
+  LOCKSTEP_RETURN_IF_ERROR(IsLocalRank(arguments, "tee", output.tee.Highest(), ranks));
   output.log_dir = arguments.Get("log_dir");
   if (const std::string& shown = arguments.Get("local_ranks_filter"); !shown.empty()) {
     for (const auto part : absl::StrSplit(shown, ',')) {
@@ -110,6 +120,7 @@ absl::Status ReadOutput(const Arguments& arguments, bool alone, LaunchPlan& plan
       if (!absl::SimpleAtoi(part, &rank) || rank < 0) {
         return Wrong(arguments, "local_ranks_filter", "want local ranks such as 0,1");
       }
+      LOCKSTEP_RETURN_IF_ERROR(IsLocalRank(arguments, "local_ranks_filter", rank, ranks));
       output.shown.push_back(rank);
     }
   }

@@ -19,6 +19,9 @@ class StreamChoice {
   int Of(int local_rank) const;
   bool Any() const;
 
+  /// The highest local rank that is named; -1: none is.
+  int Highest() const { return some_.empty() ? -1 : some_.rbegin()->first; }
+
  private:
   int all_ = 0;
   std::map<int, int> some_;
