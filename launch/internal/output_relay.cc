@@ -1,5 +1,6 @@
 #include "lockstep/launch/internal/output_relay.h"
 
+#include <absl/strings/str_cat.h>
 #include <absl/strings/string_view.h>
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -17,14 +18,22 @@ constexpr size_t kTailBytes = 8192;
 constexpr int kTailLines = 20;
 constexpr size_t kReadAtOnce = 1 << 20;  // of one stream, before it is another's turn
 
-void WriteFile(int fd, const char* data, size_t size) {
+/// The error, 0 for none.
+int WriteFile(int fd, const char* data, size_t size) {
   while (size > 0) {
     const ssize_t n = write(fd, data, size);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return;  // a full disk ends no training
+    if (n <= 0) return n < 0 ? errno : EIO;
     data += n;
     size -= static_cast<size_t>(n);
   }
+  return 0;
+}
+
+std::string PathOf(int fd) {
+  char path[4096];
+  const ssize_t n = readlink(absl::StrCat("/proc/self/fd/", fd).c_str(), path, sizeof(path));
+  return n > 0 ? std::string(path, static_cast<size_t>(n)) : "a file of output";
 }
 
 }  // namespace
@@ -92,7 +101,7 @@ bool OutputRelay::Read(Open& open, size_t most) {
 }
 
 void OutputRelay::Take(Open& open, const char* data, size_t size) {
-  if (open.stream.file >= 0) WriteFile(open.stream.file, data, size);
+  if (open.stream.file >= 0) Keep(open.stream.file, data, size);
   if (open.stream.is_error) {
     open.tail.append(data, size);
     if (open.tail.size() > 2 * kTailBytes) open.tail.erase(0, open.tail.size() - kTailBytes);
@@ -109,6 +118,13 @@ void OutputRelay::Take(Open& open, const char* data, size_t size) {
   }
 }
 
+void OutputRelay::Keep(int file, const char* data, size_t size) {
+  const int error = WriteFile(file, data, size);
+  if (error == 0 || !warned_.insert(file).second) return;
+  // A full disk ends no training.
+  err_.Write(absl::StrCat("lockstep: ", PathOf(file), ": output is lost: ", std::strerror(error), "\n"));
+}
+
 void OutputRelay::Emit(Open& open, size_t size) {
   std::string shown;
   for (size_t begin = 0; begin < size;) {
@@ -119,7 +135,7 @@ void OutputRelay::Emit(Open& open, size_t size) {
                                      [&](const std::string& filter) { return line.find(filter) != std::string::npos; });
     if (matches && open.stream.filtered_file >= 0) {
       const std::string named = open.stream.prefix + line;
-      WriteFile(open.stream.filtered_file, named.data(), named.size());
+      Keep(open.stream.filtered_file, named.data(), named.size());
     }
     begin = end;
   }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -57,10 +58,12 @@ class OutputRelay {
   bool Read(Open& open, size_t most);
   void Take(Open& open, const char* data, size_t size);
   void Emit(Open& open, size_t size);
+  void Keep(int file, const char* data, size_t size);
 
   ConsoleWriter& out_;
   ConsoleWriter& err_;
   std::vector<std::unique_ptr<Open>> streams_;
+  std::set<int> warned_;  // files that something could not be written to, which has been said
 };
 
 }  // namespace lockstep

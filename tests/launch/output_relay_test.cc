@@ -1,5 +1,6 @@
 #include "lockstep/launch/internal/output_relay.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -58,6 +59,14 @@ TEST(OutputRelay, CutsALineThatIsTooLong) {
   EXPECT_EQ(text, std::string(513 * part.size(), 'x') + "\n");
   EXPECT_EQ(Relayed(stream, std::vector<std::string>(514, part)),
             std::string(513 * part.size(), 'x') + "\n" + part + "\n");
+}
+
+TEST(OutputRelay, SaysOnceThatAFileIsFull) {
+  OutputRelay::Stream stream;
+  stream.to_console = false;
+  stream.file = open("/dev/full", O_WRONLY);
+  ASSERT_GE(stream.file, 0);
+  EXPECT_EQ(Relayed(stream, {"a\n", "b\n"}), "lockstep: /dev/full: output is lost: No space left on device\n");
 }
 
 }  // namespace
