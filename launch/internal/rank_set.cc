@@ -190,9 +190,14 @@ class RankSet {
       return;
     }
     const int rank = placement_.first_rank + ended.local_rank;
+    FirstFailure failure;
+    failure.local_rank = ended.local_rank;
+    failure.rank = rank;
+    failure.process = pid;
+    failure.code = ended.code;
+    failure.signal = ended.signal;
     if (ended.code != 0 && interrupted_ == 0 && options_.expendable_from >= 0 && rank >= options_.expendable_from) {
-      std::fprintf(stderr, "lockstep: rank %d (process %d) ended with code %d; the others go on\n", rank, pid,
-                   ended.code);
+      std::fprintf(stderr, "lockstep: %s; the others go on\n", HowItEnded(failure).c_str());
       return;
     }
     broken_ |= ended.code != 0;
@@ -200,13 +205,7 @@ class RankSet {
     if (result_ != 0) return;  // what follows the first failure is its consequence
     result_ = ended.code;
     if (relay_) relay_->Pump();
-    FirstFailure failure;
-    failure.local_rank = ended.local_rank;
-    failure.rank = rank;
-    failure.process = pid;
     failure.host = HostName();
-    failure.code = ended.code;
-    failure.signal = ended.signal;
     failure.time = std::time(nullptr);
     failure.error_message = ReadErrorFile(ErrorFile(ended.local_rank));
     if (relay_) failure.last_lines = relay_->LastErrorLines(ended.local_rank);

@@ -75,7 +75,7 @@ class LockstepRun(unittest.TestCase):
         body = "test $RANK = 2 && kill -9 $$; test $RANK = $FAILS && exit 5; echo done"
         result = run("--nproc_per_node=3", "--standalone", "--expendable_from=1", "sh", "-c", body, FAILS="1")
         self.assertEqual((result.returncode, result.stdout), (0, "done\n"), result.stderr)
-        self.assertRegex(result.stderr, r"rank 2 \(process \d+\) ended with code 137; the others go on")
+        self.assertRegex(result.stderr, r"rank 2 \(process \d+\) was killed by signal 9 \(Killed\); the others go on")
         result = run("--nproc_per_node=3", "--standalone", "--expendable_from=1", "sh", "-c", body, FAILS="0")
         self.assertEqual(result.returncode, 5, result.stderr)
 
