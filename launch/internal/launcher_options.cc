@@ -166,13 +166,23 @@ absl::Status ReadMeetingTimes(const Arguments& arguments, MeetingOptions& meetin
       return Wrong(arguments, "rdzv_conf", pair[0] + " must be over 0 and at most 1e7");
     }
   }
+  const double silence = seconds["keep_alive_interval"] * seconds["keep_alive_max_attempt"];
+  if (seconds["keep_alive_interval"] < 0.01 || silence < 0.5) {
+    return Wrong(arguments, "rdzv_conf",
+                 absl::StrCat("a host would be given up after ", silence,
+                              " s of silence; keep_alive_interval must be 0.01 or more, and keep_alive_interval x "
+                              "keep_alive_max_attempt 0.5 or more"));
+  }
+  if (seconds["keep_alive_max_attempt"] < 2) {
+    return Wrong(arguments, "rdzv_conf",
+                 "keep_alive_max_attempt must be 2 or more, or a host that is a little late is lost");
+  }
   const auto time = [&](const char* key) { return milliseconds(static_cast<int64_t>(seconds[key] * 1000)); };
   meeting.reach_timeout = time(meeting.elastic ? "read_timeout" : "timeout");
   meeting.join_timeout = time(meeting.elastic ? "join_timeout" : "timeout");
   meeting.last_call_timeout = time("last_call_timeout");
   meeting.beat_interval = time("keep_alive_interval");
-  meeting.silence_limit =
-      milliseconds(static_cast<int64_t>(seconds["keep_alive_interval"] * seconds["keep_alive_max_attempt"] * 1000));
+  meeting.silence_limit = milliseconds(static_cast<int64_t>(silence * 1000));
   return absl::OkStatus();
 }
 
