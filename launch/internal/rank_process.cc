@@ -29,6 +29,21 @@ std::vector<cpu_set_t> SetOf(const std::vector<int>& cores) {
   return set;
 }
 
+/// Says why the program is not run, and how it may be. Takes no memory.
+void SayWhyNot(const char* program, int error) {
+  const char* ending = std::strrchr(program, '.');
+  const char *how = "", *named = "", *mark = "";
+  if (ending != nullptr && std::strcmp(ending, ".py") == 0) {
+    how = "; programs are run as they are: python3 ";
+    named = program;
+  } else if (error == ENOENT && std::strchr(program, '/') == nullptr && access(program, F_OK) == 0) {
+    how = "; is it ./";  // names without a folder are searched in PATH alone
+    named = program;
+    mark = "?";
+  }
+  dprintf(STDERR_FILENO, "lockstep: cannot run %s: %s%s%s%s\n", program, std::strerror(error), how, named, mark);
+}
+
 }  // namespace
 
 pid_t StartRank(const RankProcess& process) {
@@ -54,7 +69,7 @@ pid_t StartRank(const RankProcess& process) {
   sigprocmask(SIG_SETMASK, &process.mask, nullptr);
   execvpe(argv[0], argv.data(), environment.data());
   const int error = errno;
-  dprintf(STDERR_FILENO, "lockstep: cannot run %s: %s\n", argv[0], std::strerror(error));
+  SayWhyNot(argv[0], error);
   _exit(error == ENOENT ? 127 : 126);
 }
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -243,6 +244,20 @@ class LockstepRun(unittest.TestCase):
             self.assertIn(want, result.stderr)
             self.assertEqual(result.stderr.count("\n"), 1)
         self.assertEqual(run("--standalone", "/nowhere/program").returncode, 127)
+
+    def test_a_program_that_can_not_be_run_so_is_said_how(self):
+        folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
+        for name in ("train.py", "train-it"):
+            open(os.path.join(folder, name), "w").close()
+        for program, code, want in (("train.py", 127, "cannot run train.py: No such file or directory; programs are run as they are: "
+                                                      "python3 train.py"),
+                                    ("./train.py", 126, "cannot run ./train.py: Permission denied; programs are run as they are: "
+                                                        "python3 ./train.py"),
+                                    ("train-it", 127, "cannot run train-it: No such file or directory; is it ./train-it?"),
+                                    ("nowhere", 127, "cannot run nowhere: No such file or directory")):
+            result = subprocess.run([os.path.abspath(PROGRAM), "--standalone", program], cwd=folder, env=CLEAN, capture_output=True, text=True)
+            self.assertEqual(result.returncode, code)
+            self.assertEqual(result.stderr.splitlines()[0], f"lockstep: {want}")
 
 
 if __name__ == "__main__":
