@@ -17,8 +17,8 @@ class Heart;
 /// Tells which rank is to blame when a collective fails: a broken connection names an address at best.
 ///
 /// Each rank counts a heartbeat up in the store, over a connection of its own, from a thread that all groups over this
-/// store share. When a rank fails it leaves its reason in the store; a rank that was killed just stops counting. Nothing
-/// here waits for a store that does not answer for longer than a few seconds. Thread-safe.
+/// store share. When a rank fails it leaves its reason in the store; a rank that was killed just stops counting.
+/// Nothing here waits for a store that does not answer for longer than a few seconds. Thread-safe.
 class LivenessMonitor {
   struct State;
 

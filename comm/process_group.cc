@@ -281,7 +281,8 @@ absl::StatusOr<ProcessGroupPtr> NewSubGroup(const ProcessGroupPtr& parent, const
   const auto store =
       c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("sub_group/", list, "/", times), parent->getStore());
   return MakeGroup(store, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), options,
-                   absl::StrCat(parent->hasBackends() ? parent->getGroupName() : kWorld, "/", list, times > 1 ? absl::StrCat("#", times) : ""));
+                   absl::StrCat(parent->hasBackends() ? parent->getGroupName() : kWorld, "/", list,
+                                times > 1 ? absl::StrCat("#", times) : ""));
 }
 
 void DestroyProcessGroup(ProcessGroupPtr& group) {
