@@ -1,5 +1,6 @@
 #include "lockstep/launch/internal/output_relay.h"
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/string_view.h>
 #include <fcntl.h>
@@ -28,6 +29,14 @@ int WriteFile(int fd, const char* data, size_t size) {
     size -= static_cast<size_t>(n);
   }
   return 0;
+}
+
+/// Behind the last end of a line; 0: there is none. A carriage return ends one too, since a progress bar may show
+/// nothing else for hours; but not as the last byte: a line feed may follow.
+size_t EndOfLines(absl::string_view text) {
+  const size_t feed = text.rfind('\n');  // npos + 1 is 0
+  const size_t carriage_return = text.substr(0, std::max<size_t>(text.size(), 1) - 1).rfind('\r');
+  return std::max(feed + 1, carriage_return + 1);
 }
 
 std::string PathOf(int fd) {
@@ -107,11 +116,10 @@ void OutputRelay::Take(Open& open, const char* data, size_t size) {
     if (open.tail.size() > 2 * kTailBytes) open.tail.erase(0, open.tail.size() - kTailBytes);
   }
   if (!open.stream.to_console && open.stream.filters.empty()) return;
-  // All whole lines at once. What was there before has no end of line, and may be long.
-  const size_t before = open.line.size();
+  // All whole lines at once. What was there before has no end of line, unless it is its last byte, and may be long.
+  const size_t before = open.line.size() - (absl::EndsWith(open.line, "\r") ? 1 : 0);
   open.line.append(data, size);
-  const size_t end = absl::string_view(data, size).rfind('\n');
-  if (end != absl::string_view::npos) Emit(open, before + end + 1);
+  if (const size_t end = EndOfLines(absl::string_view(open.line).substr(before)); end > 0) Emit(open, before + end);
   if (open.line.size() > kLongestLine) {
     open.line += '\n';
     Emit(open, open.line.size());
@@ -128,7 +136,8 @@ void OutputRelay::Keep(int file, const char* data, size_t size) {
 void OutputRelay::Emit(Open& open, size_t size) {
   std::string shown;
   for (size_t begin = 0; begin < size;) {
-    const size_t end = open.line.find('\n', begin) + 1;
+    size_t end = open.line.find_first_of("\r\n", begin) + 1;
+    if (end < size && open.line[end - 1] == '\r' && open.line[end] == '\n') ++end;
     const std::string line = open.line.substr(begin, end - begin);
     if (open.stream.to_console) shown += open.stream.prefix + line;
     const bool matches = std::any_of(open.stream.filters.begin(), open.stream.filters.end(),

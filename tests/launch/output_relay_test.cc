@@ -52,6 +52,30 @@ TEST(OutputRelay, JoinsTheParts) {
   EXPECT_EQ(Relayed(stream, {"a", "b", "c\nd\ne", "f\n", "\n", "g"}), "> abc\n> d\n> ef\n> \n> g\n");
 }
 
+TEST(OutputRelay, ShowsABarThatReturnsToTheBeginOfItsLine) {
+  OutputRelay::Stream stream;
+  stream.prefix = "> ";
+  EXPECT_EQ(Relayed(stream, {"\r1%", "\r2%", "\r", "3%", "\n"}), "> \r> 1%\r> 2%\r> 3%\n");
+  EXPECT_EQ(Relayed(stream, {"a\r\nb\r", "\nc\r", "d\n"}), "> a\r\n> b\r\n> c\r> d\n");
+}
+
+TEST(OutputRelay, ABarComesToTheConsoleBeforeItsEnd) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  ConsoleWriter console(ends[1]);
+  OutputRelay relay(console, console);
+  const int end = relay.Add({});
+  for (const std::string text : {"1%\r", "2%\r"}) {
+    ASSERT_EQ(write(end, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+    relay.Pump();
+  }
+  char shown[3];
+  EXPECT_EQ(read(ends[0], shown, sizeof(shown)), 3);
+  EXPECT_EQ(std::string(shown, 3), "1%\r");
+  close(end);
+  close(ends[0]);
+}
+
 TEST(OutputRelay, CutsALineThatIsTooLong) {
   OutputRelay::Stream stream;
   const std::string part(32 << 10, 'x');
