@@ -36,7 +36,7 @@ void SayWhyNot(const char* program, int error) {
   if (ending != nullptr && std::strcmp(ending, ".py") == 0) {
     how = "; programs are run as they are: python3 ";
     named = program;
-  } else if (error == ENOENT && std::strchr(program, '/') == nullptr && access(program, F_OK) == 0) {
+  } else if (std::strchr(program, '/') == nullptr && access(program, F_OK) == 0) {
     how = "; is it ./";  // names without a folder are searched in PATH alone
     named = program;
     mark = "?";

@@ -255,7 +255,8 @@ class LockstepRun(unittest.TestCase):
                                                         "python3 ./train.py"),
                                     ("train-it", 127, "cannot run train-it: No such file or directory; is it ./train-it?"),
                                     ("nowhere", 127, "cannot run nowhere: No such file or directory")):
-            result = subprocess.run([os.path.abspath(PROGRAM), "--standalone", program], cwd=folder, env=CLEAN, capture_output=True, text=True)
+            result = subprocess.run([os.path.abspath(PROGRAM), "--standalone", program], cwd=folder, env={**CLEAN, "PATH": "/usr/bin:/bin"},
+                                    capture_output=True, text=True)
             self.assertEqual(result.returncode, code)
             self.assertEqual(result.stderr.splitlines()[0], f"lockstep: {want}")
 
