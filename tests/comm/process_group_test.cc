@@ -105,7 +105,7 @@ TEST(ProcessGroup, NamesWhatIsWrong) {
   options.world_size = 2;
   options.timeout = std::chrono::milliseconds(500);
   options.backend = "mpi";
-  ExpectError(options, "start the ranks with mpirun");
+  ExpectError(options, "mpirun may start the ranks");
   options.backend = "smoke";
   ExpectError(options,
               "backend smoke: unknown; known: auto, shm, gloo, hierarchical, nccl, or one per device as in "
