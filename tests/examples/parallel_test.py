@@ -85,7 +85,7 @@ class WithTrainer(unittest.TestCase):
             path = folder + "/best.pt"
             result = run(LAUNCHER, "--standalone", "--nproc_per_node=2", WITH_TRAINER, path)
             self.assertEqual(result.returncode, 0, result.stderr)
-            accuracies = [float(x) for x in re.findall(r"val_accuracy[=: ]+([\d.]+)", result.stdout)]
+            accuracies = [float(x) for x in re.findall(r"val accuracy: ([\d.]+)", result.stdout)]
             self.assertEqual(len(accuracies), 5, result.stdout)
             self.assertGreater(accuracies[-1], 0.9)
             self.assertTrue(os.path.exists(path))
