@@ -174,8 +174,8 @@ absl::Status CheckHostName(const std::string& host, std::chrono::milliseconds ti
     }
     // It may be a mistake, which shall not have to wait for the end to be found.
     if (waited >= kSayAfter && !std::exchange(said, true)) {
-      LOG(WARNING) << "rendezvous: host " << host << " can't be resolved so far: " << gai_strerror(code)
-                   << "; trying for another " << (timeout - waited).count() / 1000 << " s";
+      LOG(INFO) << "rendezvous: host " << host << " can't be resolved so far: " << gai_strerror(code)
+                << "; trying for another " << (timeout - waited).count() / 1000 << " s";
     }
     std::this_thread::sleep_for(std::min<std::chrono::milliseconds>(kPause, timeout - waited));
   }
