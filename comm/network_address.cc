@@ -20,6 +20,7 @@
 #include <set>
 
 #include "lockstep/base/error_text.h"
+#include "lockstep/base/host_name.h"
 
 namespace lockstep {
 namespace {
@@ -63,8 +64,8 @@ std::string AddressTowards(const std::string& host) {
 
 /// What this host's own name stands for, if that is an address of this host.
 std::string AddressOfName() {
-  char name[256] = {};
-  if (gethostname(name, sizeof(name) - 1) != 0) return "";
+  const std::string name = HostName();
+  if (name.empty()) return "";
   const AddressList list = Resolve(name);
   for (const addrinfo* own = list.get(); own != nullptr; own = own->ai_next) {
     const int fd = socket(own->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "lockstep/base/error_text.h"
+#include "lockstep/base/host_name.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/comm/backend_choice.h"
 #include "lockstep/comm/environment.h"
@@ -169,11 +170,6 @@ class GroupBuilder {
   std::string remark_;  // for the log
 };
 
-std::string HostName() {
-  char name[256] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
-}
-
 /// "of 4 ranks these did not come: 2, 3; here are 0, 1 on alpha", from who has written its host's name under its rank;
 /// empty when all have, or nothing is known.
 std::string WhoIsMissing(c10d::Store& here, int world_size) {
@@ -218,7 +214,7 @@ absl::StatusOr<ProcessGroupPtr> MakeGroup(const StorePtr& store, int rank, int w
   const auto here = c10::make_intrusive<c10d::PrefixStore>("here", store);
   absl::StatusOr<ProcessGroupPtr> group = absl::UnknownError("");
   try {
-    const std::string host = HostName();
+    const std::string known = HostName(), host = known.empty() ? "?" : known;
     here->set(std::to_string(rank), std::vector<uint8_t>(host.begin(), host.end()));
     group = GroupBuilder(store, rank, world_size, options).Build(choice, name);
   } catch (const std::exception& e) {

@@ -22,6 +22,7 @@
 #include <thread>
 
 #include "lockstep/base/error_text.h"
+#include "lockstep/base/host_name.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/comm/environment.h"
 
@@ -107,11 +108,7 @@ std::string WithoutBrackets(const std::string& host) {
 }
 
 /// Who this process is, for another one to read.
-std::string Myself() {
-  char host[256] = "";
-  gethostname(host, sizeof(host) - 1);
-  return absl::StrCat(host, " (process ", getpid(), ")");
-}
+std::string Myself() { return absl::StrCat(HostName(), " (process ", getpid(), ")"); }
 
 /// What goes wrong where ranks are started by hand: two of one number, or another idea of how many there are. In a
 /// store that rank 0 has made for this run.
@@ -174,9 +171,10 @@ absl::StatusOr<Rendezvous> OpenRendezvous(const std::string& init_method, int ra
     result.host = WithoutBrackets(env.master_addr);
     LOCKSTEP_ASSIGN_OR_RETURN(
         result.store, OpenTcp(result.host, env.master_port, rank == 0 && !env.agent_store, world_size, timeout));
-    if (!env.agent_store) LOCKSTEP_RETURN_IF_ERROR(CheckIn(*result.store, rank, world_size));
     // The launcher's store outlives the ranks: what those before a restart have left in it is none of ours.
-    if (env.agent_store) {
+    if (!env.agent_store) {
+      LOCKSTEP_RETURN_IF_ERROR(CheckIn(*result.store, rank, world_size));
+    } else {
       result.store =
           c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("lockstep/restart_", env.restarts), result.store);
     }

@@ -250,7 +250,9 @@ absl::Status ParseConfig(int argc, char** argv, Config& config, lockstep::Config
   config.resume = absl::GetFlag(FLAGS_resume);
   const auto read = [&](const std::string& from) {
     absl::Status status = fields.Load(from);
-    for (const auto& set : sets) status.Update(status.ok() ? fields.Set(set) : status);
+    for (const auto& set : sets) {
+      if (status.ok()) status = fields.Set(set);
+    }
     config.save_dir = lockstep::UserPath(config.save_dir);
     return status;
   };

@@ -3,12 +3,9 @@
 #include <absl/strings/str_cat.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
-#include <optional>
 #include <set>
-#include <vector>
-
-#include "lockstep/base/status_macros.h"
+#include <string>
+#include <utility>
 
 #include "lockstep/base/logging.h"
 

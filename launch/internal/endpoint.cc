@@ -8,6 +8,8 @@
 
 #include <cstring>
 
+#include "lockstep/base/host_name.h"
+
 namespace lockstep {
 namespace {
 
@@ -52,9 +54,7 @@ std::optional<Endpoint> ParseEndpoint(const std::string& text, int default_port)
 }
 
 bool IsThisMachine(const std::string& host) {
-  char name[256] = "";
-  gethostname(name, sizeof(name) - 1);
-  if (host == "localhost" || host == name) return true;
+  if (host == "localhost" || host == HostName()) return true;
   addrinfo* found = nullptr;
   ifaddrs* interfaces = nullptr;
   if (getaddrinfo(host.c_str(), nullptr, nullptr, &found) != 0) return false;

@@ -13,9 +13,9 @@
 #include <string>
 #include <utility>
 
+#include "lockstep/base/host_name.h"
 #include "lockstep/launch/internal/connections.h"
 #include "lockstep/launch/internal/endpoint.h"
-#include "lockstep/launch/internal/host_name.h"
 #include "lockstep/launch/internal/launch_stage.h"
 #include "lockstep/launch/internal/launcher_meeting.h"
 #include "lockstep/launch/internal/message_socket.h"

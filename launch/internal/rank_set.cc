@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/launch/internal/host_name.h"
+#include "lockstep/base/host_name.h"
 #include "lockstep/launch/internal/rank_environment.h"
 #include "lockstep/launch/internal/rank_process.h"
 

@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-/// This machine's, for people.
+/// This machine's; empty where the system doesn't say.
 std::string HostName();
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-#include "lockstep/launch/internal/host_name.h"
+#include "lockstep/base/host_name.h"
 
 #include <unistd.h>
 
@@ -6,8 +6,7 @@ namespace lockstep {
 
 std::string HostName() {
   char name[256] = "";
-  gethostname(name, sizeof(name) - 1);
-  return name;
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "";
 }
 
 }  // namespace lockstep
