@@ -26,7 +26,7 @@ def exists(way, workers):
 
 def ours(way, workers, batch):
     ranks = {"single": 1, "data_parallel": 1}.get(way, workers + (1 if way.endswith("parameter_server") else 0))
-    return [LAUNCHER, "--standalone", f"--nproc_per_node={ranks}", RANK, way, str(workers), str(batch), str(STEPS[batch])]
+    return [LAUNCHER, "--standalone", f"--nproc_per_node={ranks}", "--prefix=off", RANK, way, str(workers), str(batch), str(STEPS[batch])]
 
 
 def main():

@@ -6,6 +6,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
+#include <omp.h>
 
 #include <algorithm>
 #include <chrono>
@@ -62,11 +63,22 @@ class NumThreads {
   const int before_;
 };
 
+/// In the threads that LibTorch's operations on the CPU have, of which each replica then has one. They wait awake for
+/// the next operation, on cores which other threads would have to take from them. `threads` is how many there are.
+void RunInTeam(size_t count, size_t threads, const std::function<void(size_t)>& replica) {
+#pragma omp parallel num_threads(std::max(count, threads))
+  {
+    const auto team = static_cast<size_t>(omp_get_num_threads());
+    for (auto i = static_cast<size_t>(omp_get_thread_num()); i < count; i += team) replica(i);
+  }
+}
+
 }  // namespace
 
 ReplicaThreads::ReplicaThreads(std::vector<at::Device> devices) : devices_(std::move(devices)) {
   for (size_t i = 1; i < devices_.size(); ++i) {
     Worker& worker = workers_.emplace_back();
+    worker.replica = i;
     worker.thread = std::thread([this, &worker] { ThreadMain(worker); });
   }
 }
@@ -92,7 +104,7 @@ void ReplicaThreads::ThreadMain(Worker& worker) {
     worker.wake.wait(lock, called);
     if (stop_) return;
     lock.unlock();
-    (*worker.task.load())();
+    (*worker.task.load())(worker.replica);
     lock.lock();
     worker.task = nullptr;
     if (--running_ == 0) done_.notify_one();
@@ -104,41 +116,51 @@ void ReplicaThreads::Run(size_t count, const std::function<void(size_t)>& work) 
   const bool autocast_cache = at::autocast::is_autocast_cache_enabled();
   const int threads = at::get_num_threads(), threads_each = std::max(1, threads / static_cast<int>(devices_.size()));
   std::vector<std::exception_ptr> errors(count);
-  std::vector<std::function<void()>> tasks;
-  for (size_t i = 0; i < count; ++i) {
-    std::optional<c10::Stream> stream;
-    if (!devices_[i].is_cpu()) stream = c10::impl::VirtualGuardImpl(devices_[i].type()).getStream(devices_[i]);
-    tasks.emplace_back([&, i, stream] {
-      const at::ThreadLocalStateGuard state_guard(state);
-      at::autocast::set_autocast_cache_enabled(autocast_cache);
-      const NumThreads num_threads(threads_each);
-      const c10::OptionalStreamGuard stream_guard(stream);  // and its device
-      try {
-        work(i);
-      } catch (...) {
-        errors[i] = std::current_exception();
-      }
-    });
+  std::vector<std::optional<c10::Stream>> streams(count);
+  for (size_t i = 0; i < count && !devices_[i].is_cpu(); ++i) {
+    streams[i] = c10::impl::VirtualGuardImpl(devices_[i].type()).getStream(devices_[i]);
   }
+  const std::function<void(size_t)> replica = [&](size_t i) {
+    std::optional<at::ThreadLocalStateGuard> state_guard;
+    if (i > 0) {
+      state_guard.emplace(state);
+      at::autocast::set_autocast_cache_enabled(autocast_cache);
+    }
+    const c10::OptionalStreamGuard stream_guard(streams[i]);  // and its device
+    try {
+      work(i);
+    } catch (...) {
+      errors[i] = std::current_exception();
+    }
+  };
+  if (devices_[0].is_cpu() && threads_each == 1) {
+    RunInTeam(count, static_cast<size_t>(threads), replica);
+  } else {
+    RunInWorkers(count, [&](size_t i) {
+      const NumThreads num_threads(threads_each);
+      replica(i);
+    });
+    at::set_num_threads(threads);  // also that of threads to come, which is whatever was set last
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (errors[i]) Rethrow(errors[i], i, count, devices_[i]);
+  }
+}
+
+void ReplicaThreads::RunInWorkers(size_t count, const std::function<void(size_t)>& replica) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     running_ = count - 1;
     auto worker = workers_.begin();
-    for (size_t i = 1; i < count; ++i) worker++->task = &tasks[i];
+    for (size_t i = 1; i < count; ++i) worker++->task = &replica;
   }
   auto worker = workers_.begin();
   for (size_t i = 1; i < count; ++i) worker++->wake.notify_one();
-  tasks[0]();
+  replica(0);
   const auto all_done = [&] { return running_ == 0; };
   WaitAwake(all_done);
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, all_done);
-  }
-  at::set_num_threads(threads);  // also that of threads to come, which is whatever was set last
-  for (size_t i = 0; i < count; ++i) {
-    if (errors[i]) Rethrow(errors[i], i, count, devices_[i]);
-  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  done_.wait(lock, all_done);
 }
 
 }  // namespace lockstep::internal

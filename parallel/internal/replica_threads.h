@@ -12,7 +12,8 @@
 
 namespace lockstep::internal {
 
-/// A thread for each replica but the first, which runs in the calling one; kept from step to step. Not for several
+/// A thread for each replica but the first, which runs in the calling one; kept from step to step. On the CPU it is one
+/// of those in which LibTorch's operations run, unless there are enough for several for each replica. Not for several
 /// threads at once.
 class ReplicaThreads {
  public:
@@ -30,11 +31,13 @@ class ReplicaThreads {
  private:
   struct Worker {
     std::condition_variable wake{};
-    std::atomic<const std::function<void()>*> task{nullptr};  // null: none, or done
+    size_t replica = 0;
+    std::atomic<const std::function<void(size_t)>*> task{nullptr};  // null: none, or done
     std::thread thread{};
   };
 
   void ThreadMain(Worker& worker);
+  void RunInWorkers(size_t count, const std::function<void(size_t)>& replica);
 
   const std::vector<at::Device> devices_;
   std::mutex mutex_;

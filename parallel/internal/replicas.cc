@@ -116,15 +116,18 @@ Replicas::Replicas(std::shared_ptr<torch::nn::Module> first, at::Device device, 
 /// Where the gradients of a parameter's replicas go.
 void Replicas::Route(Entry& entry) {
   const bool wanted = entry.first.requires_grad();
-  if (!wanted && !entry.sum) return;
   const auto edge = wanted ? autograd::impl::gradient_edge(entry.first) : autograd::Edge();
-  if (wanted && entry.sum && entry.sum->next_edge(0) == edge) return;
-  entry.sum.reset();
+  if (entry.edge == edge) return;
+  entry.edge = edge;
   for (const auto& replica : entry.replicas) replica.detach_();
   if (!wanted) return;
-  entry.sum = std::make_shared<SumGradients>(entry.first.device());
-  entry.sum->set_next_edges({edge});
-  for (const auto& replica : entry.replicas) autograd::set_history(replica, entry.sum);
+  if (entry.replicas.size() == 1 && nearby_[0]) {  // of two gradients the sum is the same in any order
+    autograd::impl::set_gradient_edge(entry.replicas[0], edge);
+    return;
+  }
+  const auto sum = std::make_shared<SumGradients>(entry.first.device());
+  sum->set_next_edges({edge});
+  for (const auto& replica : entry.replicas) autograd::set_history(replica, sum);
 }
 
 void Replicas::FollowNearby(size_t index) {

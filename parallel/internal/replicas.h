@@ -1,14 +1,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
 #include <torch/nn/module.h>
 
 #include <memory>
 #include <vector>
-
-namespace torch::autograd {
-struct Node;
-}
 
 namespace lockstep::internal {
 
@@ -38,8 +35,8 @@ class Replicas {
     at::Tensor first;
     std::vector<at::Tensor> replicas;
     bool is_parameter;
-    std::shared_ptr<torch::autograd::Node> sum{};  // where replicas' gradients go; null: they need none
-    int64_t version = -1;                          // of the values that replicas elsewhere have
+    torch::autograd::Edge edge{};  // where replicas' gradients go in the end; none: they need none
+    int64_t version = -1;          // of the values that replicas elsewhere have
   };
   /// The values of one dtype on one device.
   struct Flat {
@@ -47,7 +44,7 @@ class Replicas {
     at::Tensor values;
   };
 
-  static void Route(Entry& entry);
+  void Route(Entry& entry);
   void FollowNearby(size_t replica);
   void FollowElsewhere(size_t replica);
   void LayOut(size_t replica);

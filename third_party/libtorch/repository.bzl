@@ -77,6 +77,7 @@ def _libtorch_impl(ctx):
         "%{cpu_libs}": repr(["lib/" + n for n in cpu]),
         "%{cuda_enabled}": enabled if enabled.startswith("@") else "@lockstep" + enabled,
         "%{lib_dir}": folder + "/lib",
+        "%{gomp}": ([n for n in present if n.startswith("libgomp")] or ["libgomp.so.1"])[0],
     })
     ctx.file("defs.bzl", "LIBTORCH_VERSION = {}\nLIBTORCH_CXX_STANDARD = {}\n".format(
         repr(version),
