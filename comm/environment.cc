@@ -62,7 +62,7 @@ absl::Status CheckAgainst(const OuterPlacement& outer, const DistributedEnvironm
 absl::Status ReadMaster(DistributedEnvironment& env) {
   if (!Variable("MASTER_ADDR").empty()) env.master_addr = Variable("MASTER_ADDR");
   if (!Variable("MASTER_PORT").empty()) {
-    LOCKSTEP_ASSIGN_OR_RETURN(env.master_port, NumberVariable("MASTER_PORT", 0, 65535));
+    LOCKSTEP_ASSIGN_OR_RETURN(env.master_port, NumberVariable("MASTER_PORT", env.world_size == 1 ? 0 : 1, 65535));
   }
   return absl::OkStatus();
 }

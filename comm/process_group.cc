@@ -36,6 +36,8 @@ namespace {
 
 constexpr char kWorld[] = "world";
 
+constexpr std::chrono::seconds kSayAfter(5);  // before the log says who is awaited
+
 using BackendType = c10d::ProcessGroup::BackendType;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
@@ -194,6 +196,21 @@ std::string WhoIsMissing(c10d::Store& here, int world_size) {
                       absl::StrJoin(present, "; "));
 }
 
+/// Rank 0 says who has not come so far: it may be a mistake, which shall not have to wait for the end to be found.
+void SayWhoIsAwaited(c10d::Store& here, int world_size, std::chrono::milliseconds timeout) {
+  if (timeout <= kSayAfter) return;
+  std::vector<std::string> all;
+  for (int r = 0; r < world_size; ++r) all.push_back(std::to_string(r));
+  try {
+    here.wait(all, kSayAfter);
+  } catch (const std::exception&) {
+    const std::string missing = WhoIsMissing(here, world_size);
+    if (missing.empty()) return;
+    LOG(INFO) << "process group: so far " << missing << "; waiting for another "
+              << std::chrono::duration_cast<std::chrono::seconds>(timeout - kSayAfter).count() << " s";
+  }
+}
+
 /// When a group could not be made: rank 0, whose end may be that of the store, gives the others time to find out why.
 void LeaveAfterTheOthers(c10d::Store& here, int rank, int world_size) {
   const auto left = [](int r) { return absl::StrCat("left/", r); };
@@ -216,6 +233,7 @@ absl::StatusOr<ProcessGroupPtr> MakeGroup(const StorePtr& store, int rank, int w
   try {
     const std::string known = HostName(), host = known.empty() ? "?" : known;
     here->set(std::to_string(rank), std::vector<uint8_t>(host.begin(), host.end()));
+    if (rank == 0) SayWhoIsAwaited(*here, world_size, options.timeout);
     group = GroupBuilder(store, rank, world_size, options).Build(choice, name);
   } catch (const std::exception& e) {
     group = absl::UnavailableError(FirstLine(e.what()));

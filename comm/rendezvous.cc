@@ -18,6 +18,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 #include <vector>
 #include <thread>
 
@@ -26,6 +27,8 @@
 #include "lockstep/base/status_macros.h"
 #include "lockstep/comm/environment.h"
 
+#include "lockstep/base/logging.h"
+
 C10_DECLARE_int(caffe2_log_level);
 
 namespace lockstep {
@@ -33,8 +36,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Between two tries to reach a host that doesn't answer.
-constexpr std::chrono::milliseconds kPause(500);
+/// Between two tries to reach a host that doesn't answer; of one try, until the log has said that there are several;
+/// and before it does, since a try may give up somewhat early.
+constexpr std::chrono::milliseconds kPause(500), kFirstTries(5000), kSayAfter(4000);
 
 /// Fills rank and world size from "rank=R&world_size=N".
 absl::Status ReadQuery(const std::string& query, const std::string& url, int* rank, int* world_size) {
@@ -68,8 +72,10 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> OpenTcp(const std::string& host,
   options.isServer = server;
   options.numWorkers = world_size;
   options.waitWorkers = false;  // the backend's own start waits for every rank
+  const auto time_left = [&] { return std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()); };
   // Never 0, which would mean no limit.
-  options.timeout = std::max(std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()), kPause);
+  options.timeout = std::max(server ? time_left() : std::min(time_left(), kFirstTries), kPause);
+  bool said = false;
   const QuietC10 quiet;
   while (true) {
     try {
@@ -85,7 +91,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> OpenTcp(const std::string& host,
                                                    " is in use; choose another one, or 0 for a free one"));
       }
       // c10d tries again where the port is closed, but not where the host doesn't answer, which may come up later too.
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+      const auto left = time_left();
       if (server) {
         return absl::UnavailableError(
             absl::StrCat("rendezvous: rank 0 can't hold the store at port ", port, " of this host: ", what));
@@ -95,16 +101,14 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> OpenTcp(const std::string& host,
                                                    timeout.count(), " ms: ", what,
                                                    "; rank 0 holds it: does it run there?"));
       }
-      options.timeout = left - kPause;
+      if (Clock::now() + timeout >= deadline + kSayAfter && !std::exchange(said, true)) {
+        LOG(INFO) << "rendezvous: no store at " << host << ":" << port << " so far: " << what
+                  << "; rank 0 holds it; trying for another " << left.count() / 1000 << " s";
+      }
+      options.timeout = said ? left - kPause : std::min(left - kPause, kFirstTries);
       std::this_thread::sleep_for(kPause);
     }
   }
-}
-
-/// "[::1]" is how an IPv6 address is written where a port may follow.
-std::string WithoutBrackets(const std::string& host) {
-  const bool in_brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
-  return in_brackets ? host.substr(1, host.size() - 2) : host;
 }
 
 /// Who this process is, for another one to read.

@@ -42,16 +42,20 @@ int BindAny(int family, int port) {
   return -1;
 }
 
-/// A socket in the abstract name space of this network; -1 when another process has it.
+/// A socket in the abstract name space of this network; -1 with errno when it can't be had, EADDRINUSE when another
+/// process has it.
 int Claim(int port) {
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return -1;
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   const std::string name = absl::StrCat("lockstep/port/", port);
   std::memcpy(address.sun_path + 1, name.data(), name.size());
   if (bind(fd, reinterpret_cast<sockaddr*>(&address), offsetof(sockaddr_un, sun_path) + 1 + name.size()) == 0)
     return fd;
+  const int error = errno;
   close(fd);
+  errno = error;
   return -1;
 }
 
@@ -71,7 +75,7 @@ absl::StatusOr<ReservedPort> ReservedPort::Reserve(int port) {
   const uint16_t number = address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
                                                         : reinterpret_cast<sockaddr_in*>(&address)->sin_port;
   const int claim = Claim(ntohs(number));
-  if (claim < 0) {
+  if (claim < 0 && errno == EADDRINUSE) {  // where there are no such sockets, the port itself must do
     close(fd);
     return absl::UnavailableError(
         absl::StrCat("port ", port, " is in use by another launcher; choose another one, or 0 for a free one"));

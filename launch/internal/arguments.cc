@@ -87,10 +87,10 @@ bool IsRefused(const Option& option) { return option.kind == kRefusedValue || op
 std::string EnvironmentName(const std::string& name) { return "PET_" + absl::AsciiStrToUpper(name); }
 
 std::string LongName(const std::string& argument) {
-  if (argument == "-h") return "help";
-  if (argument == "-r") return "redirects";
-  if (argument == "-t") return "tee";
-  if (argument == "-m") return "module";
+  if (argument[1] == 'h') return "help";
+  if (argument[1] == 'r') return "redirects";
+  if (argument[1] == 't') return "tee";
+  if (argument[1] == 'm') return "module";
   std::string name =
       argument.substr(2, argument.find('=') == std::string::npos ? std::string::npos : argument.find('=') - 2);
   std::replace(name.begin(), name.end(), '-', '_');
@@ -109,7 +109,8 @@ absl::StatusOr<Arguments> Arguments::Parse(int argc, char** argv) {
       break;
     }
     if (argument.size() < 2 || argument[0] != '-') break;
-    if (argument[1] != '-' && (argument.size() != 2 || std::strchr("hrtm", argument[1]) == nullptr)) {
+    const bool has_value = (argument[1] == 'r' || argument[1] == 't') && argument.size() > 2;  // -t3, -t=3
+    if (argument[1] != '-' && !has_value && (argument.size() != 2 || std::strchr("hrtm", argument[1]) == nullptr)) {
       return absl::InvalidArgumentError(absl::StrCat("unknown option ", argument, "; see lockstep_run --help"));
     }
     const std::string name = LongName(argument);
@@ -126,6 +127,8 @@ absl::StatusOr<Arguments> Arguments::Parse(int argc, char** argv) {
     if (IsSwitch(*option)) {
       if (equals != std::string::npos) return absl::InvalidArgumentError(absl::StrCat("--", name, " takes no value"));
       result.given_[name] = "1";
+    } else if (has_value) {
+      result.given_[name] = argument.substr(argument[2] == '=' ? 3 : 2);
     } else if (equals != std::string::npos) {
       result.given_[name] = argument.substr(equals + 1);
     } else if (++i < argc) {

@@ -33,6 +33,7 @@ LaunchStage::LaunchStage(const LaunchPlan& plan) : plan_(plan), signals_(plan.si
     setting_.err = &*err_;
   }
   setting_.signals = &signals_;
+  setting_.guardian = &guardian_;
   setting_.begin = std::chrono::steady_clock::now();
 }
 

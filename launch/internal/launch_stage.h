@@ -9,8 +9,8 @@
 
 namespace lockstep {
 
-/// What lasts from the first start of a launch's ranks to the last: watched signals, log folders, the console's
-/// writers.
+/// What lasts from the first start of a launch's ranks to the last: watched signals, the guardian, log folders, the
+/// console's writers.
 class LaunchStage {
  public:
   /// Before other threads exist, since they must not get the signals.
@@ -37,6 +37,7 @@ class LaunchStage {
   absl::Status ready_;
   std::optional<LogFiles> logs_;
   std::optional<ConsoleWriter> out_, err_;
+  Guardian guardian_;
   SignalWatch signals_;  // ends first: while the writers wait for a console that stands still, Ctrl-C ends us
   RankSetting setting_;
 };

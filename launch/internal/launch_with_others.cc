@@ -91,6 +91,9 @@ class Seat : public Companion {
     return lost_;
   }
 
+  /// Whether the other end has said anything.
+  bool heard() const { return heard_; }
+
   /// As the meeting wants it, once it has said so.
   milliseconds beat_interval() const { return beat_interval_; }
 
@@ -101,6 +104,7 @@ class Seat : public Companion {
       beat_at_ = Clock::now() + beat_interval_;
     }
     for (json& message : socket_.Receive()) {
+      heard_ = true;
       if (message["kind"] == "note") {
         std::fputs(message.value("text", "").c_str(), stderr);
       } else if (message["kind"] == "keep_alive") {
@@ -115,7 +119,7 @@ class Seat : public Companion {
 
   MessageSocket socket_;
   milliseconds beat_interval_, silence_limit_;
-  bool lost_ = false;
+  bool lost_ = false, heard_ = false;
   std::deque<json> news_;  // in order: a wish to stop may come right behind the round that it means
   Wish wish_ = Wish::kGoOn;
   Clock::time_point beat_at_ = Clock::now();
@@ -231,6 +235,11 @@ class Launcher {
         if (kind == "round") RunRound(*message);
         say_at = Clock::now() + kPatience;
         continue;
+      }
+      if (seat_->Lost() && !seat_->heard()) {
+        return Fail(absl::StrCat("what listens at ", options_.host, ":", options_.port,
+                                 ", where the hosts meet, is no lockstep_run that takes part in this: choose another "
+                                 "port, or see what has it there"));
       }
       if (seat_->Lost()) {
         return Fail(absl::StrCat("the launcher at ", options_.host, ":", options_.port,

@@ -16,6 +16,7 @@
 #include <map>
 
 #include "lockstep/base/cores.h"
+#include "lockstep/base/host_name.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/launch/internal/core_binding.h"
 #include "lockstep/launch/internal/endpoint.h"
@@ -212,7 +213,7 @@ absl::Status ReadMeeting(const Arguments& arguments, LauncherOptions& options) {
   meeting.id = arguments.Get("rdzv_id");
   meeting.local_addr = arguments.Get("local_addr");
   LOCKSTEP_ASSIGN_OR_RETURN(meeting.port, Number(arguments, "master_port", 0, 65535));
-  meeting.host = arguments.Get("master_addr");
+  meeting.host = WithoutBrackets(arguments.Get("master_addr"));
   const std::string& endpoint = arguments.Get("rdzv_endpoint");
   if (!endpoint.empty()) {
     const auto place = ParseEndpoint(endpoint, meeting.elastic ? 29400 : -1);

@@ -31,8 +31,9 @@ void MeetingState::Heard(int id, const json& message, Time now) {
     if (member != nullptr) return;
     Member joined;
     joined.id = id;
+    joined.host = message.value("host", "");
     const std::string refusal = Join(joined, message, now);
-    if (!refusal.empty()) Refuse(id, refusal);
+    if (!refusal.empty()) Refuse(joined, refusal);
     return;
   }
   if (member != nullptr) LivesOn(*member);
@@ -91,7 +92,6 @@ std::string MeetingState::Join(Member member, const json& message, Time now) {
                         message.value("max_nodes", 0));
   }
   if (over()) return "the run that met here is over";
-  member.host = message.value("host", "");
   member.role = message.value("role", "");
   member.address = message.value("address", "");
   member.reached = message.value("reached", "");
@@ -115,10 +115,22 @@ std::string MeetingState::Join(Member member, const json& message, Time now) {
 void MeetingState::LivesOn(const Member& member) {
   for (const Member& claimant : claimants_) {
     if (claimant.node_rank == member.node_rank) {
-      Refuse(claimant.id, absl::StrCat("--node_rank=", member.node_rank, " is taken by host ", member.host));
+      Refuse(claimant, absl::StrCat("--node_rank=", member.node_rank, " is taken by host ", member.host));
     }
   }
   claimants_.remove_if([&](const Member& claimant) { return claimant.node_rank == member.node_rank; });
+}
+
+/// The host of the meeting is told as well: somebody may wait there for a launcher that was refused.
+void MeetingState::Refuse(const Member& who, const std::string& why) {
+  send_(who.id, {{"kind", "refused"}, {"text", why}});
+  for (const Member& member : members_) {
+    if (member.here) {
+      send_(member.id,
+            {{"kind", "note"},
+             {"text", absl::StrCat("lockstep: the launcher of host ", who.host, " was refused: ", why, "\n")}});
+    }
+  }
 }
 
 void MeetingState::Admit(const Member& member, Time now) {

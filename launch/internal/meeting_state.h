@@ -57,7 +57,7 @@ class MeetingState {
   Member* Find(int id);
   std::string Join(Member member, const nlohmann::json& message, Time now);
   void Admit(const Member& member, Time now);
-  void Refuse(int id, const std::string& text) { send_(id, {{"kind", "refused"}, {"text", text}}); }
+  void Refuse(const Member& who, const std::string& why);
   void LivesOn(const Member& member);
   void MayBegin(Time now);
   void Begin();

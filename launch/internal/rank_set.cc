@@ -96,6 +96,7 @@ class RankSet {
         terminate_at_ = Clock::now();
         break;
       }
+      setting_.guardian->Watch(pid);
       children_[static_cast<size_t>(local_rank)] = pid;
       ++running_;
     }
@@ -168,6 +169,7 @@ class RankSet {
       }
       // Before its number is free for others: what it has left behind in its process group goes with it.
       kill(-child, SIGKILL);
+      setting_.guardian->Forget(child);
       waitpid(child, nullptr, 0);
       --running_;
       const bool killed = info.si_code != CLD_EXITED;

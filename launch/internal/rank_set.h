@@ -6,6 +6,7 @@
 #include "lockstep/launch/internal/companion.h"
 #include "lockstep/launch/internal/first_failure.h"
 #include "lockstep/launch/internal/launch_plan.h"
+#include "lockstep/launch/internal/guardian.h"
 #include "lockstep/launch/internal/log_files.h"
 #include "lockstep/launch/internal/output_relay.h"
 #include "lockstep/launch/internal/placement.h"
@@ -20,6 +21,7 @@ struct RankSetting {
   const LogFiles* logs = nullptr;
   ConsoleWriter* out = nullptr;
   ConsoleWriter* err = nullptr;
+  Guardian* guardian = nullptr;
   Companion* companion = nullptr;
   std::chrono::steady_clock::time_point begin;  ///< Of the launch, for the time limit.
 };

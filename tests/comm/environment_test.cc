@@ -138,6 +138,8 @@ TEST(Environment, NamesGapsAndConflicts) {
   ExpectError({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}, "LOCAL_RANK=2");
   ExpectError({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "99999"}},
               "MASTER_PORT=99999");
+  ExpectError({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "0"}},
+              "MASTER_PORT=0");
 }
 
 TEST(OpenMpi, RanksOfOneHostAgreeOnAPort) {

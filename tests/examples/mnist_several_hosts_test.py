@@ -77,10 +77,10 @@ class UnderTheLauncher(unittest.TestCase):
                                     "--rdzv_conf=keep_alive_interval=0.5", *options, *command("--run_dir=" + run_dir, *FLAGS)])
             for host in range(2)]
 
-    def start_elastic(self, host, run_dir):
+    def start_elastic(self, host, run_dir, *options):
         self.launchers.append(self.hosts[host].start(
             [LAUNCHER, "--nnodes=1:2", "--rdzv_backend=c10d", "--rdzv_endpoint=10.77.0.1:29400", "--nproc_per_node=1",
-             "--rdzv_conf=keep_alive_interval=0.5,last_call_timeout=0.2", *command("--run_dir=" + run_dir, *FLAGS, "--epochs=1000")]))
+             "--rdzv_conf=keep_alive_interval=0.5,last_call_timeout=0.2", *options, *command("--run_dir=" + run_dir, *FLAGS, "--epochs=1000")]))
 
     def wait_for_steps(self, run_dir, count):
         deadline = time.time() + 60
@@ -133,8 +133,40 @@ class UnderTheLauncher(unittest.TestCase):
         self.assertEqual(codes, [75, 75], errors)
         self.assertIn("host host1 has come", errors[0])
         self.assertEqual(json.load(open(run_dir + "/config.json"))["world_size"], 2)
-        steps = [json.loads(line)["step"] for line in open(run_dir + "/steps.jsonl")]
-        self.assertEqual(steps, list(range(steps[0], steps[0] + len(steps))), "none is left out or done twice")
+        self.expect_each_step_once(run_dir)
+
+    def test_a_cut_link_leaves_the_run_to_the_host_of_the_meeting_and_the_other_may_come_back(self):
+        run_dir = os.path.join(folder(), "run")
+        self.start_elastic(0, run_dir, "--max_restarts=1")
+        self.start_elastic(1, run_dir, "--max_restarts=1")
+        self.wait_for_steps(run_dir, 8)
+        self.assertEqual(json.load(open(run_dir + "/config.json"))["world_size"], 2)
+        self.hosts[1].link(up=False)
+        _, error = self.launchers.pop(1).communicate(timeout=60)  # it can't go on alone
+        self.assertIn("the launcher at 10.77.0.1:29400, where the hosts meet, has gone", error)
+        self.wait_for_steps(run_dir, self.steps_after_the_last_start(run_dir, world_size=1) + 8)
+        self.hosts[1].link(up=True)
+        self.start_elastic(1, run_dir, "--max_restarts=1")
+        self.wait_for_steps(run_dir, self.steps_after_the_last_start(run_dir, world_size=2) + 8)
+        self.launchers[0].send_signal(signal.SIGTERM)
+        codes, errors = self.finish()
+        self.assertEqual(codes, [75, 75], errors)
+        self.assertRegex(errors[0], r"host host1 \(node 1\) has gone: nothing was heard of it")
+        self.expect_each_step_once(run_dir)
+
+    def expect_each_step_once(self, run_dir):
+        steps = [(line["epoch"], line["step"]) for line in map(json.loads, open(run_dir + "/steps.jsonl"))]
+        self.assertEqual([pair for pair in zip(steps, steps[1:])
+                          if pair[1] not in ((pair[0][0], pair[0][1] + 1), (pair[0][0] + 1, 1))], [])
+
+    def steps_after_the_last_start(self, run_dir, world_size):
+        """Once ranks have been started in that number: how many steps were done before."""
+        deadline = time.time() + 60
+        while json.load(open(run_dir + "/config.json"))["world_size"] != world_size:
+            self.assertLess(time.time(), deadline)
+            self.assertEqual({launcher.poll() for launcher in self.launchers}, {None})
+            time.sleep(0.02)
+        return len(open(run_dir + "/steps.jsonl").readlines())
 
     def test_without_restarts_a_killed_rank_ends_both_hosts(self):
         run_dir = os.path.join(folder(), "run")

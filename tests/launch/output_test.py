@@ -110,7 +110,7 @@ class Files(unittest.TestCase):
                                         "attempt_0/1/stdout.log": b"out 1\n"})
 
     def test_tee_goes_to_both_with_torchruns_prefix(self):
-        result = run("--nproc_per_node=2", "--log_dir", self.folder, "-t", "3", "--rdzv_id=ignored", "sh", "-c", self.SHOW)
+        result = run("--nproc_per_node=2", "--log_dir", self.folder, "-t3", "--rdzv_id=ignored", "sh", "-c", self.SHOW)
         self.assertEqual(sorted(result.stdout.splitlines()), [b"[default0]:out 0", b"[default1]:out 1"])
         self.assertEqual(len(self.files()), 4)
 

@@ -217,14 +217,33 @@ class SeveralHosts(unittest.TestCase):
         first = self.static(0, body=self.GO_ON, STOP=self.stop_file())
         other = self.static(1, "--rdzv_id=other", body="true")
         self.assertEqual(other.wait(), 1)
-        self.assertIn("the run that meets here has --rdzv_id=none, and this launcher --rdzv_id=other", other.stderr())
+        why = "the run that meets here has --rdzv_id=none, and this launcher --rdzv_id=other"
+        self.assertIn(why, other.stderr())
+        first.wait_for(f"the launcher of host host1 was refused: {why}")
         twin = self.start(2, "--nnodes=2", "--node_rank=1", "--master_addr=10.77.0.1", "--master_port=29501", body="sleep 100")
         again = self.start(1, "--nnodes=2", "--node_rank=1", "--master_addr=10.77.0.1", "--master_port=29501", body="sleep 100")
         deadline = time.time() + 20
         while twin.process.poll() is None and again.process.poll() is None and time.time() < deadline:
             time.sleep(0.02)
         self.assertIn("--node_rank=1 is taken by host", twin.stderr() + again.stderr())
+        first.wait_for("was refused: --node_rank=1 is taken by host")
         first.process.kill()
+
+    def test_a_meeting_place_that_another_program_has_is_said(self):
+        for body in ("c.recv(1)", "c.sendall(b'HTTP/1.1 400 Bad Request\\r\\n\\r\\n')"):
+            taker = self.hosts[0].start([sys.executable, "-c", "import socket; s = socket.create_server(('', 29501)); "
+                                         f"print(flush=True); c, _ = s.accept(); {body}"])
+            taker.stdout.readline()
+            agent = self.static(1, f"--rdzv_conf={QUICK}", body="true")
+            self.assertEqual(agent.wait(), 1)
+            self.assertIn("what listens at 10.77.0.1:29501, where the hosts meet, is no lockstep_run", agent.stderr())
+            taker.communicate(timeout=20)
+
+    def test_the_meeting_place_may_be_an_ipv6_address(self):
+        agents = [self.start(host, "--nnodes=2", f"--node_rank={host}", f"--master_addr=[{self.hosts[0].address6}]",
+                             "--master_port=29501", body="echo $MASTER_ADDR") for host in (0, 1)]
+        self.assertEqual([agent.wait() for agent in agents], [0, 0], agents[0].stderr() + agents[1].stderr())
+        self.assertEqual([line for agent in agents for line in agent.lines()], [self.hosts[0].address6] * 2)
 
     def test_a_signal_to_one_launcher_ends_all(self):
         body = "trap 'echo saved; exit 75' TERM; echo ready; while true; do sleep 0.05; done"

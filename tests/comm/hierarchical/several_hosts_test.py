@@ -151,10 +151,11 @@ class SeveralHosts(unittest.TestCase):
             self.assertIn("rank 3 is gone", error)
 
     def test_a_rank_that_does_not_come_is_named_with_where_the_others_are(self):
-        run = Run(self.hosts, [[0, 1], [2, 3]], "join", "auto", timeout_ms=4000, start=False)
+        run = Run(self.hosts, [[0, 1], [2, 3]], "join", "auto", timeout_ms=7000, start=False)
         for rank in (0, 1, 2):
             run.start(rank)
         errors = self.errors(run)
+        self.assertIn("so far of 4 ranks these did not come: 3; here are 0, 1 on host0; 2 on host1", run.stderr[0])
         self.assertIn("of 4 ranks these did not come: 3; here are 0, 1 on host0; 2 on host1",
                       " ".join(errors.values()))
 
@@ -218,9 +219,10 @@ class SeveralHosts(unittest.TestCase):
         self.succeed(run)
 
     def test_a_master_that_never_comes_is_named(self):
-        run = Run(self.hosts, [[0], [1]], "join", "auto", timeout_ms=3000, start=False)
+        run = Run(self.hosts, [[0], [1]], "join", "auto", timeout_ms=12000, start=False)
         run.start(1)
         error = self.errors(run)[1]
+        self.assertIn(f"no store at {self.hosts[0].address}:{run.port} so far", run.stderr[1])
         self.assertIn(f"no store at {self.hosts[0].address}:{run.port}", error)
         self.assertIn("rank 0 holds it", error)
 
