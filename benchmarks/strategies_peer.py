@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """One way to train MNIST's ConvNet in Python; rank 0 prints images/s of all together as JSON:
   strategies_peer.py WAY WORKERS BATCH STEPS
-WAY: ddp, on Gloo, or data_parallel, which without GPUs is the module itself, on BATCH × WORKERS."""
+WAY: ddp, on Gloo, or data_parallel, which without GPUs is the module itself, on BATCH × WORKERS in WORKERS threads."""
 import json
 import os
 import socket
@@ -49,8 +49,8 @@ def worker(rank, port, workers, batch, steps):
 def main():
     import torch
     way, workers, batch, steps = sys.argv[1], *map(int, sys.argv[2:])
-    torch.set_num_threads(1)
     if way == "data_parallel":
+        torch.set_num_threads(workers)  # as many as our replicas have
         print(json.dumps({"images_per_second": train(torch.nn.DataParallel(net()), batch * workers, steps, lambda: None)}))
         return
     with socket.socket() as s:
