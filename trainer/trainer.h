@@ -2,13 +2,11 @@
 
 #include <absl/status/statusor.h>
 #include <absl/strings/str_cat.h>
-#include <c10/core/GradMode.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
 
 #include <chrono>
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -29,9 +27,12 @@
 #include "lockstep/optim/schedule_state.h"
 #include "lockstep/trainer/batch_stream.h"
 #include "lockstep/trainer/continue_pass.h"
+#include "lockstep/trainer/count_output.h"
+#include "lockstep/trainer/evaluation.h"
 #include "lockstep/trainer/finite_check.h"
 #include "lockstep/trainer/gradient_step.h"
 #include "lockstep/trainer/observer.h"
+#include "lockstep/trainer/observer_list.h"
 #include "lockstep/trainer/run_keeper.h"
 #include "lockstep/trainer/run_progress.h"
 #include "lockstep/trainer/run_state.h"
@@ -68,6 +69,8 @@ class Trainer {
   Trainer(Pieces pieces, TrainerOptions options)
       : pieces_(std::move(pieces)),
         options_(Effective(std::move(options), pieces_)),
+        observers_(pieces_.observers),
+        evaluation_(strategy(), pieces_.eval_step, observers_, options_.device, options_.autocast),
         train_(*pieces_.train, options_.limits.train_batches, options_.limits.overfit_batches > 0),
         group_(strategy().group()),
         gradients_(pieces_.state.optimizer, pieces_.state.scaler, strategy().ddp(), options_.gradients,
@@ -143,8 +146,8 @@ class Trainer {
   /// batches of each rank, unless it is 0. Collective.
   absl::StatusOr<std::map<std::string, double>> Evaluate(BatchSource<Batch>& source, const std::string& prefix,
                                                          size_t limit = 0) {
-    ValidationScope scope(*this);
-    auto means = Means(source, prefix, limit);
+    EvaluationScope scope(evaluation_);
+    auto means = evaluation_.Means(source, prefix, limit);
     scope.End();
     return means;
   }
@@ -153,15 +156,17 @@ class Trainer {
   /// GatherForMetrics brings the ranks' shares into the data set's order.
   template <typename Output>
   std::vector<Output> Predict(BatchSource<Batch>& source, const std::function<Output(Batch&)>& step) {
-    ValidationScope scope(*this);
+    EvaluationScope scope(evaluation_);
     std::vector<Output> outputs;
-    ForEachBatch(source, options_.limits.test_batches, [&](Batch& batch) { outputs.push_back(step(batch)); });
+    evaluation_.ForEachBatch(source, options_.limits.test_batches,
+                             [&](Batch& batch) { outputs.push_back(step(batch)); });
     scope.End();
     return outputs;
   }
 
  private:
   using Clock = std::chrono::steady_clock;
+  using EvaluationScope = typename Evaluation<Batch>::Scope;
 
   Strategy& strategy() const { return *pieces_.strategy; }
 
@@ -177,45 +182,6 @@ class Trainer {
     return options;
   }
 
-  absl::StatusOr<std::map<std::string, double>> Means(BatchSource<Batch>& source, const std::string& prefix,
-                                                      size_t limit) {
-    MetricSums sums;
-    ForEachBatch(source, limit, [&](Batch& batch) { Count(pieces_.eval_step(batch), sums); });
-    return sums.FiniteMeans(prefix, group_);
-  }
-
-  /// From OnValidationStart, which ForEachBatch tells, to OnValidationEnd, which is told whatever happens between.
-  class ValidationScope {
-   public:
-    explicit ValidationScope(Trainer& trainer) : trainer_(trainer) {}
-    ~ValidationScope() {
-      if (!ended_) trainer_.TellInTrouble([](TrainObserver& o) { o.OnValidationEnd(); });
-    }
-    ValidationScope(const ValidationScope&) = delete;
-    ValidationScope& operator=(const ValidationScope&) = delete;
-    void End() {
-      ended_ = true;
-      trainer_.Tell([](TrainObserver& o) { o.OnValidationEnd(); });
-    }
-
-   private:
-    Trainer& trainer_;
-    bool ended_ = false;
-  };
-
-  template <typename F>
-  void ForEachBatch(BatchSource<Batch>& source, size_t limit, const F& use) {
-    Tell([](TrainObserver& o) { o.OnValidationStart(); });
-    strategy().wrapper().eval();
-    const c10::NoGradGuard no_grad;
-    LimitedSource<Batch> limited(source, limit);
-    limited.StartEpoch(0);
-    while (auto batch = limited.Next()) {
-      const auto autocast = Autocast();
-      use(*batch);
-    }
-  }
-
   bool StepsAreOver() const {
     return options_.limits.max_steps > 0 && keeper_.progress().total_steps >= options_.limits.max_steps;
   }
@@ -226,10 +192,7 @@ class Trainer {
     if (options_.limits.max_minutes > 0 && GetRank(group_) == 0 && passed.count() >= options_.limits.max_minutes * 60) {
       return "max_minutes have passed";
     }
-    for (const auto* observer : pieces_.observers) {
-      if (!observer->stop_wish().empty()) return observer->stop_wish();
-    }
-    return "";
+    return observers_.stop_wish();
   }
 
   /// One epoch, or what the limits leave of it; whether training ends after it.
@@ -269,10 +232,11 @@ class Trainer {
     const double train_seconds = Seconds();
     const double samples = info_.metrics["train_samples"];
     info_.metrics.erase("train_samples");
-    std::optional<ValidationScope> scope;
+    std::optional<EvaluationScope> scope;
     if (validate) {
-      scope.emplace(*this);
-      LOCKSTEP_ASSIGN_OR_RETURN(auto validated, Means(*pieces_.validation, "val_", options_.limits.validation_batches));
+      scope.emplace(evaluation_);
+      LOCKSTEP_ASSIGN_OR_RETURN(auto validated,
+                                evaluation_.Means(*pieces_.validation, "val_", options_.limits.validation_batches));
       validated.erase("val_samples");
       info_.metrics.merge(validated);
     }
@@ -335,14 +299,15 @@ class Trainer {
       StepOutput output;
       {
         const auto no_sync = gradients_.ForwardGuard(last);
-        const auto autocast = Autocast();
+        std::optional<AutocastGuard> autocast;
+        if (options_.autocast) autocast.emplace(options_.device, options_.autocast);
         output = pieces_.train_step(*batch);
       }
       gradients_.Backward(output, last, batches.counts());
       if (batches.counts()) {
         progress.samples = info.samples += output.samples;
         ++progress.batches;
-        Count(output, progress.step_sums);
+        CountOutput(output, strategy(), progress.step_sums);
       }
       if (last) LOCKSTEP_RETURN_IF_ERROR(Step(info, batches.is_last()));
       starts = last;
@@ -419,13 +384,6 @@ class Trainer {
     return absl::OkStatus();
   }
 
-  void Count(const StepOutput& output, MetricSums& sums) const {
-    if (!strategy().counts()) return;
-    sums.Add("loss", output.loss.detach().to(at::kDouble) * output.samples);
-    for (const auto& [name, sum] : output.sums) sums.Add(name, sum);
-    sums.AddSamples(output.samples);
-  }
-
   absl::Status Save(const std::string& path, size_t epoch) {
     if (path.empty()) return absl::OkStatus();
     const absl::Status saved = SaveOnRankZero(pieces_.state, epoch, path, *pieces_.writer, group_);
@@ -435,37 +393,24 @@ class Trainer {
     return absl::OkStatus();
   }
 
-  std::unique_ptr<AutocastGuard> Autocast() const {
-    return options_.autocast ? std::make_unique<AutocastGuard>(options_.device, options_.autocast) : nullptr;
-  }
-
   double LearningRate() const { return pieces_.state.optimizer->param_groups().front().options().get_lr(); }
 
   /// Since the epoch's training began, without the time in which the run stood still.
   double Seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
   void TellException(const std::string& what) {
-    TellInTrouble([&](TrainObserver& o) { o.OnException(what); });
-  }
-
-  /// What an observer throws now must not hide what went wrong before.
-  template <typename F>
-  void TellInTrouble(F&& what) {
-    for (auto* observer : pieces_.observers) {
-      try {
-        what(*observer);
-      } catch (const std::exception&) {
-      }
-    }
+    observers_.TellInTrouble([&](TrainObserver& o) { o.OnException(what); });
   }
 
   template <typename F>
-  void Tell(F&& what) {
-    for (auto* observer : pieces_.observers) what(*observer);
+  void Tell(const F& what) const {
+    observers_.Tell(what);
   }
 
   Pieces pieces_;
   TrainerOptions options_;
+  const ObserverList observers_;
+  const Evaluation<Batch> evaluation_;
   LimitedSource<Batch> train_;
   const ProcessGroupPtr group_;
   GradientStep gradients_;
