@@ -16,6 +16,18 @@ namespace {
 
 constexpr int kMaxWorld = 1 << 20;
 
+/// Slurm's numbers are unsigned. From this one on they are no steps that srun has started but batch scripts, shells of
+/// salloc and the like.
+constexpr uint32_t kFirstSpecialStep = 0xfffffff0;
+
+/// A job's or a step's number.
+absl::StatusOr<uint32_t> SlurmNumber(const char* name) {
+  const std::string text = Variable(name);
+  uint32_t number = 0;
+  if (absl::SimpleAtoi(text, &number)) return number;
+  return absl::InvalidArgumentError(absl::StrCat("environment: ", name, "=", text, " is no number of Slurm's"));
+}
+
 /// Below the ports that systems give out by themselves (from 32768 on).
 int PortFrom(uint64_t number) { return 20000 + static_cast<int>(number % 12000); }
 
@@ -95,21 +107,25 @@ absl::StatusOr<OuterPlacement> ReadSlurm() {
     return absl::InvalidArgumentError(absl::StrCat("environment: SLURM_LOCALID=", found.local_rank, " on a host with ",
                                                    found.local_world_size, " tasks"));
   }
-  LOCKSTEP_ASSIGN_OR_RETURN(const int job, NumberVariable("SLURM_JOB_ID", 0, INT32_MAX));
-  int step = 0;
-  if (!Variable("SLURM_STEP_ID").empty()) {
-    LOCKSTEP_ASSIGN_OR_RETURN(step, NumberVariable("SLURM_STEP_ID", 0, INT32_MAX));
+  if (found.rank == 0 && node != 0 && Variable("MASTER_ADDR").empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "environment: srun has started rank 0 on host number ", node, " (SLURM_NODEID), and the others look for it on ",
+        hosts.front(), ", the first; set MASTER_ADDR to the host of rank 0 for all of them"));
   }
+  LOCKSTEP_ASSIGN_OR_RETURN(const uint32_t job, SlurmNumber("SLURM_JOB_ID"));
+  LOCKSTEP_ASSIGN_OR_RETURN(const uint32_t step, SlurmNumber("SLURM_STEP_ID"));
   found.run = absl::StrCat("slurm-", job, ".", step);
   found.master_addr = hosts.size() == 1 ? "localhost" : hosts.front();
   // Jobs and steps that run at the same time have numbers close to each other.
-  found.master_port = PortFrom(uint64_t{16} * static_cast<uint64_t>(job) + static_cast<uint64_t>(step));
+  found.master_port = PortFrom(uint64_t{16} * job + step);
   return found;
 }
 
 /// A step of one task may be a shell, in which programs are started by hand.
 bool IsSlurmStep() {
   if (Variable("SLURM_PROCID").empty() || Variable("SLURM_STEP_ID").empty()) return false;
+  const auto step = SlurmNumber("SLURM_STEP_ID");
+  if (step.ok() && *step >= kFirstSpecialStep) return false;
   int tasks = 0;
   const std::string text = StepVariable("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS");
   return !absl::SimpleAtoi(text, &tasks) || tasks != 1;

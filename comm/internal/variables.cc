@@ -1,6 +1,7 @@
 #include "lockstep/comm/internal/variables.h"
 
 #include <absl/status/status.h>
+#include <absl/strings/ascii.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
@@ -10,7 +11,7 @@ namespace lockstep {
 
 std::string Variable(const char* name) {
   const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
+  return value == nullptr ? "" : std::string(absl::StripAsciiWhitespace(value));
 }
 
 absl::StatusOr<int> NumberVariable(const char* name, int low, int high) {

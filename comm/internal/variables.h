@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// Of the environment; empty when it is not set.
+/// Of the environment, without blanks around it, which come out of scripts; empty when it is not set.
 std::string Variable(const char* name);
 
 /// A number from low to high; InvalidArgument names the variable that is missing or wrong.

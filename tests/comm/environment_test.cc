@@ -209,6 +209,20 @@ TEST(Hydra, RanksAreRead) {
   ExpectError({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}, "MPI_LOCALNRANKS is not set");
 }
 
+TEST(Environment, BlanksAroundValuesAreNone) {
+  const auto env = Read({{"RANK", "1\n"},
+                         {"WORLD_SIZE", " 2"},
+                         {"LOCAL_RANK", " "},
+                         {"MASTER_ADDR", " localhost\n"},
+                         {"MASTER_PORT", "1206 "},
+                         {"TORCHELASTIC_USE_AGENT_STORE", "True\r"}});
+  ASSERT_TRUE(env.ok()) << env.status();
+  EXPECT_EQ(env->master_addr, "localhost");
+  EXPECT_EQ(env->local_rank, 1);
+  EXPECT_TRUE(env->agent_store);
+  EXPECT_FALSE(Read({{"MASTER_ADDR", "localhost"}, {"RANK", " "}})->launched);
+}
+
 TEST(OuterLaunchers, IncompleteVariablesDontMatterBesideRankAndWorldSize) {
   const Variables ours = {{"RANK", "1"},           {"WORLD_SIZE", "4"},
                           {"LOCAL_RANK", "1"},     {"LOCAL_WORLD_SIZE", "2"},
@@ -242,6 +256,19 @@ TEST(Slurm, TheFirstHostIsTheMaster) {
   EXPECT_EQ(given->master_port, 1206);
 }
 
+TEST(Slurm, NumbersOfJobsAreUnsigned) {
+  EXPECT_EQ(Read(With(Slurm(), {{"SLURM_JOB_ID", "4227858433"}}))->launch_id, "slurm-4227858433.2")
+      << "of a federation";
+  ExpectError(With(Slurm(), {{"SLURM_JOB_ID", ""}}), "SLURM_JOB_ID= is no number");
+}
+
+TEST(Slurm, RankZeroMayBeElsewhereIfTheMasterIsGiven) {
+  const Variables elsewhere = {{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NODEID", "2"}};
+  ExpectError(With(Slurm(), elsewhere),
+              "rank 0 on host number 2 (SLURM_NODEID), and the others look for it on node009, the first");
+  EXPECT_TRUE(Read(With(With(Slurm(), elsewhere), {{"MASTER_ADDR", "other"}})).ok());
+}
+
 TEST(Slurm, AStepsVariablesCountMoreThanItsJobs) {
   const auto env = Read(With(Slurm(), {{"SLURM_STEP_NUM_TASKS", "4"},
                                        {"SLURM_STEP_NODELIST", "node[010-011]"},
@@ -255,6 +282,7 @@ TEST(Slurm, ABatchScriptOrAShellIsNoRank) {
   auto batch = Slurm();
   batch.erase("SLURM_STEP_ID");
   EXPECT_FALSE(Read(batch)->launched);
+  EXPECT_FALSE(Read(With(Slurm(), {{"SLURM_STEP_ID", "4294967290"}}))->launched) << "salloc's shell";
   EXPECT_FALSE(Read(With(Slurm(), {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}}))->launched);
 }
 
