@@ -139,7 +139,7 @@ absl::StatusOr<Arguments> Arguments::Parse(int argc, char** argv) {
   }
   for (const Option& option : kOptions) {
     const char* value = std::getenv(EnvironmentName(option.name).c_str());
-    if (value == nullptr) continue;
+    if (value == nullptr || *value == '\0') continue;  // scripts set variables to nothing that they have no value for
     if (IsSwitch(option) && std::strcmp(value, "0") != 0 && std::strcmp(value, "1") != 0) {
       return absl::InvalidArgumentError(absl::StrCat(EnvironmentName(option.name), "=", value, ": want 0 or 1"));
     }
@@ -164,10 +164,12 @@ const std::string& Arguments::Get(const std::string& name) const {
   return fallbacks.at(name);
 }
 
-std::string Arguments::Quote(const std::string& name) const {
+std::string Arguments::Source(const std::string& name) const {
   const bool from_environment = given_.count(name) == 0 && from_environment_.count(name) > 0;
-  return absl::StrCat(from_environment ? EnvironmentName(name) : "--" + name, "=", Get(name));
+  return from_environment ? EnvironmentName(name) : "--" + name;
 }
+
+std::string Arguments::Quote(const std::string& name) const { return absl::StrCat(Source(name), "=", Get(name)); }
 
 std::string LauncherHelp() {
   std::string text =

@@ -18,9 +18,12 @@ class Arguments {
   bool help() const { return help_; }
   const std::vector<std::string>& program() const { return program_; }
 
-  /// As given, else of PET_<NAME>, else the default.
+  /// As given, else of PET_<NAME> unless that is empty, else the default.
   const std::string& Get(const std::string& name) const;
   bool IsOn(const std::string& switch_name) const { return Get(switch_name) == "1"; }
+
+  /// For messages: "--name" or "PET_NAME".
+  std::string Source(const std::string& name) const;
 
   /// For messages: "--name=value" or "PET_NAME=value".
   std::string Quote(const std::string& name) const;

@@ -2,9 +2,11 @@
 
 #include <absl/status/status.h>
 #include <absl/strings/ascii.h>
+#include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
+#include <absl/strings/string_view.h>
 #include <dlfcn.h>
 #include <glob.h>
 
@@ -33,25 +35,31 @@ int CountDeviceFiles() {
 
 }  // namespace
 
-absl::StatusOr<int> CountGpus() {
-  int present = CountByDriver();
-  if (present < 0) present = CountDeviceFiles();
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (visible == nullptr || present == 0) return present;
+absl::StatusOr<int> CountVisible(const std::string& visible, int present) {
   int number = 0;
   for (const auto part : absl::StrSplit(visible, ',', absl::SkipWhitespace())) {
     int index = 0;
-    // Names such as GPU-1234 or MIG-1234 are the driver's to know. CUDA's list ends before the first that isn't there.
     if (absl::SimpleAtoi(part, &index)) {
       if (index < 0) break;
       if (index >= present) {
         return absl::InvalidArgumentError(absl::StrCat("CUDA_VISIBLE_DEVICES=", visible, ": there is no GPU ", index,
                                                        ", only ", present, " from 0 on"));
       }
+    } else {  // GPU-1234 and MIG-1234 are the driver's to know
+      const absl::string_view name = absl::StripAsciiWhitespace(part);
+      if (!absl::StartsWith(name, "GPU-") && !absl::StartsWith(name, "MIG-")) break;
     }
     ++number;
   }
   return number;
+}
+
+absl::StatusOr<int> CountGpus() {
+  int present = CountByDriver();
+  if (present < 0) present = CountDeviceFiles();
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr || present == 0) return present;
+  return CountVisible(visible, present);
 }
 
 }  // namespace lockstep

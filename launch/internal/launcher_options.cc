@@ -31,6 +31,11 @@ absl::Status Wrong(const Arguments& arguments, const std::string& name, const st
   return absl::InvalidArgumentError(absl::StrCat(arguments.Quote(name), ": ", what));
 }
 
+/// Names of hosts come out of other programs, with blanks and ends of lines.
+std::string Stripped(const Arguments& arguments, const std::string& name) {
+  return std::string(absl::StripAsciiWhitespace(arguments.Get(name)));
+}
+
 absl::StatusOr<int> Number(const Arguments& arguments, const std::string& name, int low, int high) {
   int value = 0;
   if (!absl::SimpleAtoi(arguments.Get(name), &value) || value < low || value > high) {
@@ -109,8 +114,9 @@ absl::Status ReadOutput(const Arguments& arguments, bool alone, LaunchPlan& plan
   LOCKSTEP_RETURN_IF_ERROR(OneOf(arguments, "prefix", {"auto", "on", "off"}));
   const std::string& prefix = arguments.Get("prefix");
   output.prefix = prefix == "on" || (prefix == "auto" && (plan.spawn.num_ranks > 1 || !alone));
-  LOCKSTEP_ASSIGN_OR_RETURN(output.redirects, StreamChoice::Parse("--redirects", arguments.Get("redirects")));
-  LOCKSTEP_ASSIGN_OR_RETURN(output.tee, StreamChoice::Parse("--tee", arguments.Get("tee")));
+  LOCKSTEP_ASSIGN_OR_RETURN(output.redirects,
+                            StreamChoice::Parse(arguments.Source("redirects"), arguments.Get("redirects")));
+  LOCKSTEP_ASSIGN_OR_RETURN(output.tee, StreamChoice::Parse(arguments.Source("tee"), arguments.Get("tee")));
   const int ranks = plan.spawn.num_ranks;
   LOCKSTEP_RETURN_IF_ERROR(IsLocalRank(arguments, "redirects", output.redirects.Highest(), ranks));
   LOCKSTEP_RETURN_IF_ERROR(IsLocalRank(arguments, "tee", output.tee.Highest(), ranks));
@@ -211,10 +217,11 @@ absl::Status ReadMeeting(const Arguments& arguments, LauncherOptions& options) {
   LOCKSTEP_RETURN_IF_ERROR(ReadNodes(arguments, meeting));
   LOCKSTEP_RETURN_IF_ERROR(ReadMeetingTimes(arguments, meeting));
   meeting.id = arguments.Get("rdzv_id");
-  meeting.local_addr = arguments.Get("local_addr");
+  meeting.local_addr = Stripped(arguments, "local_addr");
   LOCKSTEP_ASSIGN_OR_RETURN(meeting.port, Number(arguments, "master_port", 0, 65535));
-  meeting.host = WithoutBrackets(arguments.Get("master_addr"));
-  const std::string& endpoint = arguments.Get("rdzv_endpoint");
+  meeting.host = WithoutBrackets(Stripped(arguments, "master_addr"));
+  if (meeting.host.empty()) return Wrong(arguments, "master_addr", "want the name or an address of host number 0");
+  const std::string endpoint = Stripped(arguments, "rdzv_endpoint");
   if (!endpoint.empty()) {
     const auto place = ParseEndpoint(endpoint, meeting.elastic ? 29400 : -1);
     if (!place) return Wrong(arguments, "rdzv_endpoint", "want HOST:PORT, [IPV6]:PORT");

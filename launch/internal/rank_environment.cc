@@ -71,8 +71,8 @@ std::vector<std::string> RankEnvironment(const LaunchPlan& plan, const Placement
   if (plan.output.Relayed()) variables.emplace("PYTHONUNBUFFERED", "1");
   if (spawn.threads > 0) {
     number("OMP_NUM_THREADS", spawn.threads);
-  } else {
-    variables.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, AvailableCores() / spawn.num_ranks)));
+  } else if (variables["OMP_NUM_THREADS"].empty()) {
+    number("OMP_NUM_THREADS", std::max(1, AvailableCores() / spawn.num_ranks));
   }
   std::vector<std::string> environment;
   for (const auto& [name, value] : variables) environment.push_back(name + "=" + value);

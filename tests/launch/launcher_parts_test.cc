@@ -98,6 +98,14 @@ TEST(Gpus, AreNoMoreThanMayBeSeen) {
   unsetenv("CUDA_VISIBLE_DEVICES");
 }
 
+TEST(Gpus, AreThoseBeforeTheFirstNameOfNone) {
+  EXPECT_EQ(*CountVisible("", 8), 0);
+  EXPECT_EQ(*CountVisible("NoDevFiles", 8), 0) << "Slurm's, for a job without GPUs";
+  EXPECT_EQ(*CountVisible("2, 3,-1,4", 8), 2);
+  EXPECT_EQ(*CountVisible("GPU-12ab,MIG-34cd,none,1", 8), 2);
+  EXPECT_FALSE(CountVisible("0,8", 8).ok());
+}
+
 /// The options, or the error.
 absl::StatusOr<LauncherOptions> Read(std::vector<std::string> words) {
   words.insert(words.begin(), "lockstep_run");
@@ -114,7 +122,12 @@ TEST(Options, CommandLineCountsMoreThanEnvironment) {
   EXPECT_EQ(Read({"--nproc-per-node", "2"})->plan.spawn.num_ranks, 2);
   setenv("PET_NPROC_PER_NODE", "x", 1);
   EXPECT_NE(Read({}).status().message().find("PET_NPROC_PER_NODE=x"), absl::string_view::npos);
+  setenv("PET_NPROC_PER_NODE", "", 1);
+  EXPECT_EQ(Read({})->plan.spawn.num_ranks, 1) << "empty is as good as not set";
   unsetenv("PET_NPROC_PER_NODE");
+  setenv("PET_TEE", "4", 1);
+  EXPECT_NE(Read({}).status().message().find("PET_TEE=4: want"), absl::string_view::npos);
+  unsetenv("PET_TEE");
   setenv("PET_STANDALONE", "yes", 1);
   EXPECT_NE(Read({}).status().message().find("PET_STANDALONE=yes: want 0 or 1"), absl::string_view::npos);
   unsetenv("PET_STANDALONE");
