@@ -17,6 +17,8 @@ struct SpawnOptions {
   std::chrono::milliseconds grace = std::chrono::seconds(6);
   /// After that SIGTERM, until SIGKILL.
   std::chrono::milliseconds kill_after = std::chrono::seconds(3);
+  /// After that SIGKILL, until one that has not ended even so is left behind: a broken driver may hold it for ever.
+  std::chrono::milliseconds leave_after = std::chrono::seconds(60);
   /// After a signal that was passed on, for ranks to save what they have, until SIGKILL.
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);
   /// Ranks end with it that were stopped by a signal, have saved and want to be started again later: no failure.

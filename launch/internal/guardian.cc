@@ -33,6 +33,8 @@ void CloseAllBut(int fd) {
   sigfillset(&all);
   sigprocmask(SIG_BLOCK, &all, nullptr);
   setsid();
+  if (chdir("/") != 0) {  // it would keep a file system from being unmounted, no more
+  }
   prctl(PR_SET_NAME, "rank_guardian");
   CloseAllBut(news);
   static pid_t groups[kMostGroups];

@@ -21,6 +21,8 @@ struct LaunchPlan {
   std::vector<std::vector<int>> cores;  ///< Of each local rank; empty: ranks are not bound.
   std::chrono::milliseconds tick = std::chrono::milliseconds(50);  ///< How often time limits are looked at.
   OutputPlan output;
+  bool any_port = false;   ///< Nobody has chosen spawn.master_port: another one serves as well.
+  bool is_init = false;    ///< This process is the first of its container: it gets the orphans.
   bool log_files = false;  ///< Ranks have folders for an error file and what `output` writes to files.
 };
 

@@ -1,19 +1,30 @@
 #include "lockstep/launch/internal/launch_stage.h"
 
+#include <absl/strings/str_cat.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <string>
+#include <system_error>
+
+#include "lockstep/launch/internal/rank_process.h"
 
 namespace lockstep {
 
 LaunchStage::LaunchStage(const LaunchPlan& plan) : plan_(plan), signals_(plan.signals) {
   const OutputPlan& output = plan.output;
+  try {
+    err_.emplace(STDERR_FILENO);
+    if (output.Relayed()) out_.emplace(STDOUT_FILENO);
+  } catch (const std::system_error& e) {
+    ready_ = absl::ResourceExhaustedError("no thread can be had: " + NoProcess(e.code().value()));
+    return;
+  }
   if (plan.log_files) {
     const bool keep = output.redirects.Any() || output.tee.Any();
     auto logs = LogFiles::Create(output.log_dir, plan.spawn.launch_id, keep);
     if (!logs.ok() && output.log_dir.empty() && !keep) {  // nobody asked for files
-      std::fprintf(stderr, "lockstep: ranks have no error files: %s\n", std::string(logs.status().message()).c_str());
+      Say(absl::StrCat("lockstep: ranks have no error files: ", logs.status().message(), "\n"));
       logs = LogFiles::Create("/dev/null", plan.spawn.launch_id, keep);
     }
     if (!logs.ok()) {
@@ -22,16 +33,12 @@ LaunchStage::LaunchStage(const LaunchPlan& plan) : plan_(plan), signals_(plan.si
     }
     logs_.emplace(*std::move(logs));
     if (keep && !logs_->folder().empty()) {
-      std::fprintf(stderr, "lockstep: output goes to %s\n", logs_->folder().c_str());
+      Say(absl::StrCat("lockstep: output goes to ", logs_->folder(), "\n"));
     }
     setting_.logs = &*logs_;
   }
-  if (output.Relayed()) {
-    out_.emplace(STDOUT_FILENO);
-    err_.emplace(STDERR_FILENO);
-    setting_.out = &*out_;
-    setting_.err = &*err_;
-  }
+  setting_.out = out_ ? &*out_ : nullptr;
+  setting_.err = &*err_;
   setting_.signals = &signals_;
   setting_.guardian = &guardian_;
   setting_.begin = std::chrono::steady_clock::now();
@@ -45,7 +52,7 @@ void LaunchStage::Report(const FirstFailure& failure) {
 void LaunchStage::Say(const std::string& text) {
   if (err_) {
     err_->Write(text);
-  } else {
+  } else {  // no thread could be had
     std::fputs(text.c_str(), stderr);
   }
 }

@@ -18,7 +18,7 @@ class LaunchStage {
   LaunchStage(const LaunchStage&) = delete;
   LaunchStage& operator=(const LaunchStage&) = delete;
 
-  /// Whether the folders could be made.
+  /// Whether the folders and threads that it takes could be had.
   const absl::Status& ready() const { return ready_; }
 
   /// For RunRankSet.
@@ -29,7 +29,7 @@ class LaunchStage {
   /// ranks write to the console themselves and left no error file: the line that said it at once is enough.
   void Report(const FirstFailure& failure);
 
-  /// The same way, any text.
+  /// The same way, any text. Nobody waits for a console that stands still.
   void Say(const std::string& text);
 
  private:

@@ -1,12 +1,12 @@
 #include "lockstep/launch/internal/launch_with_others.h"
 
+#include <absl/status/statusor.h>
 #include <absl/strings/str_cat.h>
 #include <poll.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -31,16 +31,14 @@ using std::chrono::milliseconds;
 constexpr int kFailed = 1;
 constexpr std::chrono::seconds kPatience(5);  // before it is said what is waited for
 
-int Fail(const std::string& message) {
-  std::fprintf(stderr, "error: %s\n", message.c_str());
-  return kFailed;
-}
-
 /// This host's seat in the meeting.
 class Seat : public Companion {
  public:
-  Seat(MessageSocket socket, const MeetingOptions& options)
-      : socket_(std::move(socket)), beat_interval_(options.beat_interval), silence_limit_(options.silence_limit) {}
+  Seat(MessageSocket socket, const MeetingOptions& options, LaunchStage& stage)
+      : socket_(std::move(socket)),
+        stage_(stage),
+        beat_interval_(options.beat_interval),
+        silence_limit_(options.silence_limit) {}
 
   int fd() const override { return socket_.fd(); }
 
@@ -63,13 +61,15 @@ class Seat : public Companion {
     Say({{"kind", "failed"}, {"code", failure.code}, {"killed", failure.signal != 0}, {"text", Describe(failure)}});
   }
 
-  void Ended(const RankOutcome& outcome) {
+  /// `port` is for the next start's store, should rank 0 be this host's.
+  void Ended(const RankOutcome& outcome, int port) {
     wish_ = Wish::kGoOn;
     Say({{"kind", "ended"},
          {"code", outcome.code},
          {"interrupted", outcome.interrupted},
          {"stopped", outcome.stopped},
-         {"may_restart", outcome.may_restart}});
+         {"may_restart", outcome.may_restart},
+         {"port", port}});
   }
 
   void Say(const json& message) { socket_.Send(message); }
@@ -106,7 +106,7 @@ class Seat : public Companion {
     for (json& message : socket_.Receive()) {
       heard_ = true;
       if (message["kind"] == "note") {
-        std::fputs(message.value("text", "").c_str(), stderr);
+        stage_.Say(message.value("text", ""));
       } else if (message["kind"] == "keep_alive") {
         beat_interval_ = milliseconds(message.at("interval").get<int64_t>());
         silence_limit_ = milliseconds(message.at("limit").get<int64_t>());
@@ -118,6 +118,7 @@ class Seat : public Companion {
   }
 
   MessageSocket socket_;
+  LaunchStage& stage_;
   milliseconds beat_interval_, silence_limit_;
   bool lost_ = false, heard_ = false;
   std::deque<json> news_;  // in order: a wish to stop may come right behind the round that it means
@@ -131,16 +132,20 @@ class Launcher {
 
   int Run() {
     if (!stage_.ready().ok()) return Fail(std::string(stage_.ready().message()));
-    auto port = ReservedPort::Reserve(0);  // for the ranks, should rank 0 be ours
-    if (!port.ok()) return Fail(std::string(port.status().message()));
+    if (!port_.ok()) return Fail(std::string(port_.status().message()));
     if (const int code = OpenMeeting(); code != 0) return code;
-    if (const int code = TakeSeat(port->port()); code != 0) return code;
+    if (const int code = TakeSeat(); code != 0) return code;
     const int code = Serve();
     seat_.reset();  // before the meeting, which waits for us to go
     return code;
   }
 
  private:
+  int Fail(const std::string& message) {
+    stage_.Say(absl::StrCat("error: ", message, "\n"));
+    return kFailed;
+  }
+
   /// Other hosts must hear of us often enough.
   void BeQuick() {
     plan_.tick = std::min({plan_.tick, std::max(milliseconds(1), seat_->beat_interval() / 2), milliseconds(60'000)});
@@ -164,7 +169,7 @@ class Launcher {
     return Fail(std::string(meeting.status().message()));
   }
 
-  int TakeSeat(int port) {
+  int TakeSeat() {
     const auto deadline = Clock::now() + options_.reach_timeout;
     auto say_at = Clock::now() + kPatience;
     std::string why_not;
@@ -188,7 +193,7 @@ class Launcher {
     }
     std::string address = options_.local_addr;
     if (address.empty()) address = meeting_ ? options_.host : LocalAddress(fd);
-    seat_.emplace(MessageSocket(fd), options_);
+    seat_.emplace(MessageSocket(fd), options_, stage_);
     seat_->Say({{"kind", "join"},
                 {"id", options_.id},
                 {"elastic", options_.elastic},
@@ -201,7 +206,7 @@ class Launcher {
                 {"ranks", plan_.spawn.num_ranks},
                 {"address", address},
                 {"reached", options_.host},
-                {"port", port}});
+                {"port", port_->port()}});
     return 0;
   }
 
@@ -272,12 +277,16 @@ class Launcher {
     const RankOutcome outcome = RunRankSet(plan_, placement, stage_.setting());
     // Ranks that were ended because the meeting was lost have not ended well, should it be there after all: it learns
     // that this host has gone.
-    if (!seat_->Lost()) seat_->Ended(outcome);
+    if (seat_->Lost()) return;
+    // What a rank has left behind may still listen at the last one.
+    if (auto port = ReservedPort::Reserve(0); port.ok()) port_ = std::move(port);
+    seat_->Ended(outcome, port_->port());
   }
 
   LaunchPlan plan_;
   const MeetingOptions& options_;
   LaunchStage stage_;
+  absl::StatusOr<ReservedPort> port_ = ReservedPort::Reserve(0);  // for the ranks, should rank 0 be ours
   std::unique_ptr<LauncherMeeting> meeting_;
   std::optional<Seat> seat_;
 };

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -133,8 +134,15 @@ absl::StatusOr<std::unique_ptr<LauncherMeeting>> LauncherMeeting::Open(const Mee
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the main thread
-  meeting->thread_ = std::thread([=] { Room(options, launch_id, max_restarts, listener, wake).Run(); });
+  try {
+    meeting->thread_ = std::thread([=] { Room(options, launch_id, max_restarts, listener, wake).Run(); });
+  } catch (const std::system_error&) {  // by joinable()
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!meeting->thread_.joinable()) {
+    close(listener);
+    return absl::ResourceExhaustedError("no thread can be had for the hosts' meeting");
+  }
   return meeting;
 }
 
@@ -142,7 +150,7 @@ LauncherMeeting::~LauncherMeeting() {
   const uint64_t one = 1;
   while (write(wake_, &one, sizeof(one)) < 0 && errno == EINTR) {
   }
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
   close(wake_);
 }
 

@@ -49,6 +49,7 @@ void MeetingState::Heard(int id, const json& message, Time now) {
     }
   } else if (member != nullptr && kind == "ended" && member->running) {
     member->running = false;
+    member->port = message.value("port", member->port);
     some_ended_ = true;
     const int code = message.value("code", 1);
     const bool interrupted = message.value("interrupted", false);
@@ -124,17 +125,18 @@ void MeetingState::LivesOn(const Member& member) {
 /// The host of the meeting is told as well: somebody may wait there for a launcher that was refused.
 void MeetingState::Refuse(const Member& who, const std::string& why) {
   send_(who.id, {{"kind", "refused"}, {"text", why}});
-  for (const Member& member : members_) {
-    if (member.here) {
-      send_(member.id,
-            {{"kind", "note"},
-             {"text", absl::StrCat("lockstep: the launcher of host ", who.host, " was refused: ", why, "\n")}});
-    }
-  }
+  absl::StrAppend(&unheard_, "lockstep: the launcher of host ", who.host, " was refused: ", why, "\n");
+  for (const Member& member : members_) SendUnheard(member);
+}
+
+/// The meeting listens before its own host's launcher has taken its seat, so others may be quicker.
+void MeetingState::SendUnheard(const Member& member) {
+  if (member.here && !unheard_.empty()) send_(member.id, {{"kind", "note"}, {"text", std::exchange(unheard_, "")}});
 }
 
 void MeetingState::Admit(const Member& member, Time now) {
   members_.push_back(member);
+  SendUnheard(member);
   if (phase_ == Phase::kRunning) {
     const auto running = std::count_if(members_.begin(), members_.end(), [](const Member& m) { return m.in_round; });
     if (running < options_.max_nodes && !some_ended_) {

@@ -58,6 +58,7 @@ class MeetingState {
   std::string Join(Member member, const nlohmann::json& message, Time now);
   void Admit(const Member& member, Time now);
   void Refuse(const Member& who, const std::string& why);
+  void SendUnheard(const Member& member);
   void LivesOn(const Member& member);
   void MayBegin(Time now);
   void Begin();
@@ -80,7 +81,8 @@ class MeetingState {
   std::optional<Time> last_call_;
   bool some_ended_ = false;  // hosts of this round, by themselves
   End end_;
-  std::string lost_;  // who went away, for those who wait in vain
+  std::string unheard_;  // notes from before the meeting's host had taken its seat
+  std::string lost_;     // who went away, for those who wait in vain
 };
 
 }  // namespace lockstep

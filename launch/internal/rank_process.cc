@@ -29,11 +29,18 @@ std::vector<cpu_set_t> SetOf(const std::vector<int>& cores) {
   return set;
 }
 
+/// Of a file that is there and can't be found: it is a script, and what shall read it isn't there.
+bool LacksItsInterpreter(const char* program, int error) {
+  return error == ENOENT && std::strchr(program, '/') != nullptr && access(program, F_OK) == 0;
+}
+
 /// Says why the program is not run, and how it may be. Takes no memory.
 void SayWhyNot(const char* program, int error) {
   const char* ending = std::strrchr(program, '.');
   const char *how = "", *named = "", *mark = "";
-  if (ending != nullptr && std::strcmp(ending, ".py") == 0) {
+  if (LacksItsInterpreter(program, error)) {
+    how = "; it is there, but not the interpreter that it names (its first line may end with a carriage return)";
+  } else if (ending != nullptr && std::strcmp(ending, ".py") == 0) {
     how = "; programs are run as they are: python3 ";
     named = program;
   } else if (std::strchr(program, '/') == nullptr && access(program, F_OK) == 0) {
@@ -45,6 +52,13 @@ void SayWhyNot(const char* program, int error) {
 }
 
 }  // namespace
+
+std::string NoProcess(int error) {
+  const char* const limit = error == EAGAIN   ? "; there is a limit of processes (ulimit -u, or the container's)"
+                            : error == EMFILE ? "; there is a limit of open files (ulimit -n)"
+                                              : "";
+  return std::string(std::strerror(error)) + limit;
+}
 
 pid_t StartRank(const RankProcess& process) {
   // All memory is taken before the fork: the child of a process with threads may take none.

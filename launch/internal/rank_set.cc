@@ -11,8 +11,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -90,8 +88,7 @@ class RankSet {
       if (process.out >= 0) close(process.out);
       if (process.err >= 0) close(process.err);
       if (pid < 0) {
-        std::fprintf(stderr, "lockstep: cannot start rank %d: %s\n", placement_.first_rank + local_rank,
-                     std::strerror(error));
+        Say(absl::StrCat("cannot start rank ", placement_.first_rank + local_rank, ": ", NoProcess(error)));
         result_ = 1;
         terminate_at_ = Clock::now();
         break;
@@ -178,10 +175,22 @@ class RankSet {
     // Where several have ended since we looked last, one that was killed is the cause and no consequence.
     std::stable_sort(ended.begin(), ended.end(),
                      [](const Ended& a, const Ended& b) { return (a.signal != 0) > (b.signal != 0); });
+    if (plan_.is_init) ReapOrphans();
     for (const Ended& one : ended) {
       const pid_t pid = children_[static_cast<size_t>(one.local_rank)];
       children_[static_cast<size_t>(one.local_rank)] = -1;
       Took(one, pid);
+    }
+  }
+
+  /// Where this process is the first of its container, what ranks had started and left behind comes to it. Nobody else
+  /// takes notice of such a process's end, without which it stays in the table of processes.
+  void ReapOrphans() {
+    siginfo_t info{};
+    while (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0) {
+      if (std::find(children_.begin(), children_.end(), info.si_pid) != children_.end()) return;  // ended just now
+      waitpid(info.si_pid, nullptr, 0);
+      info = {};
     }
   }
 
@@ -199,7 +208,7 @@ class RankSet {
     failure.code = ended.code;
     failure.signal = ended.signal;
     if (ended.code != 0 && interrupted_ == 0 && options_.expendable_from >= 0 && rank >= options_.expendable_from) {
-      std::fprintf(stderr, "lockstep: %s; the others go on\n", HowItEnded(failure).c_str());
+      Say(HowItEnded(failure) + "; the others go on");
       return;
     }
     broken_ |= ended.code != 0;
@@ -212,7 +221,7 @@ class RankSet {
     failure.error_message = ReadErrorFile(ErrorFile(ended.local_rank));
     if (relay_) failure.last_lines = relay_->LastErrorLines(ended.local_rank);
     if (ended.signal != 0 || options_.report_exit_codes) {
-      std::fprintf(stderr, "lockstep: %s; stopping the others\n", HowItEnded(failure).c_str());
+      Say(HowItEnded(failure) + "; stopping the others");
     }
     failure_ = failure;
     if (setting_.companion != nullptr) setting_.companion->Failed(failure);
@@ -222,11 +231,7 @@ class RankSet {
   void LookAtTheClock() {
     const auto now = Clock::now();
     if (options_.time_limit.count() > 0 && now - setting_.begin > options_.time_limit && result_ == 0) {
-      for (int local_rank = 0; local_rank < options_.num_ranks; ++local_rank) {
-        if (children_[static_cast<size_t>(local_rank)] < 0) continue;
-        std::fprintf(stderr, "lockstep: rank %d (process %d) did not end in time\n", placement_.first_rank + local_rank,
-                     children_[static_cast<size_t>(local_rank)]);
-      }
+      for (const std::string& rank : Running()) Say(rank + " did not end in time");
       result_ = 124;
       late_ = true;
       terminate_at_ = now;
@@ -239,14 +244,43 @@ class RankSet {
     if (now >= kill_at_) {
       SignalAll(SIGKILL);
       kill_at_ = Clock::time_point::max();
+      leave_at_ = std::min(leave_at_, now + options_.leave_after);
     }
+    if (now >= leave_at_) Leave();
   }
+
+  /// Ranks that a kill doesn't end, nor shall this process wait for them without an end: whoever waits for it would.
+  void Leave() {
+    for (const std::string& rank : Running()) {
+      Say(rank +
+          " is left behind: it was killed and has not ended; a driver or a file system holds it, or a debugger, "
+          "or it is another user's");
+    }
+    children_.assign(children_.size(), -1);
+    running_ = 0;
+    if (result_ == 0) result_ = 128 + SIGKILL;
+    broken_ = left_ = true;
+  }
+
+  /// "rank 1 (process 4711)" of those that have not ended.
+  std::vector<std::string> Running() const {
+    std::vector<std::string> ranks;
+    for (int local_rank = 0; local_rank < options_.num_ranks; ++local_rank) {
+      const pid_t child = children_[static_cast<size_t>(local_rank)];
+      if (child >= 0)
+        ranks.push_back(absl::StrCat("rank ", placement_.first_rank + local_rank, " (process ", child, ")"));
+    }
+    return ranks;
+  }
+
+  void Say(const std::string& what) { setting_.err->Write("lockstep: " + what + "\n"); }
 
   void Wait() {
     std::vector<pollfd> waited = {{setting_.signals->fd(), POLLIN, 0}};
     if (setting_.companion != nullptr) waited.push_back({setting_.companion->fd(), POLLIN, 0});
     if (relay_) relay_->AddTo(waited);
-    poll(waited.data(), waited.size(), MillisecondsUntil(std::min({Clock::now() + tick_, terminate_at_, kill_at_})));
+    const auto until = std::min({Clock::now() + tick_, terminate_at_, kill_at_, leave_at_});
+    poll(waited.data(), waited.size(), MillisecondsUntil(until));
   }
 
   void Heard(int signal) {
@@ -295,7 +329,7 @@ class RankSet {
     }
     const bool cannot_run = result_ == 126 || result_ == 127;  // nor could it the next time
     outcome.code = result_ == 0 && stopped_ ? options_.stop_code : result_;
-    outcome.may_restart = result_ != 0 && !late_ && !asked_ && !cannot_run;
+    outcome.may_restart = result_ != 0 && !late_ && !left_ && !asked_ && !cannot_run;
     return outcome;
   }
 
@@ -313,11 +347,13 @@ class RankSet {
   std::optional<FirstFailure> failure_;
   Clock::time_point terminate_at_ = Clock::time_point::max();
   Clock::time_point kill_at_ = Clock::time_point::max();
+  Clock::time_point leave_at_ = Clock::time_point::max();
   int interrupted_ = 0;  // by this signal
   Clock::time_point interrupted_at_;
   bool asked_ = false;                     // to stop, by a signal that ranks need not obey
   bool stopped_ = false, broken_ = false;  // some rank ended with stop_code; with another one that is not 0
   bool late_ = false;
+  bool left_ = false;  // some rank did not end though it was killed, and may hold what the next ones need
   bool ended_for_others_ = false;
 };
 

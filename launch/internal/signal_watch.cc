@@ -8,23 +8,26 @@
 namespace lockstep {
 
 SignalWatch::SignalWatch(const std::vector<int>& signals) {
-  sigemptyset(&watched_);
-  sigaddset(&watched_, SIGCHLD);
+  sigset_t watched;
+  sigemptyset(&watched);
+  sigaddset(&watched, SIGCHLD);
   for (const int signal : signals) {
     struct sigaction now {};
-    if (sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) sigaddset(&watched_, signal);
+    if (sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) sigaddset(&watched, signal);
   }
   // Ignored, children would vanish before we ask for their codes.
   struct sigaction keep_children {};
   keep_children.sa_handler = SIG_DFL;
   sigaction(SIGCHLD, &keep_children, &child_before_);
-  sigprocmask(SIG_BLOCK, &watched_, &before_);
-  fd_ = signalfd(-1, &watched_, SFD_CLOEXEC | SFD_NONBLOCK);
+  blocked_ = watched;
+  sigaddset(&blocked_, SIGPIPE);
+  sigprocmask(SIG_BLOCK, &blocked_, &before_);
+  fd_ = signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
 SignalWatch::~SignalWatch() {
   const timespec at_once{};
-  while (sigtimedwait(&watched_, nullptr, &at_once) > 0) {
+  while (sigtimedwait(&blocked_, nullptr, &at_once) > 0) {
   }  // what came when all was over must not end us
   close(fd_);
   sigaction(SIGCHLD, &child_before_, nullptr);

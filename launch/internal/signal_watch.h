@@ -6,7 +6,8 @@
 namespace lockstep {
 
 /// While it lives, the signals don't end this process but can be read one by one. Ones that were ignored from the
-/// start, as by nohup, stay ignored. SIGCHLD is watched too.
+/// start, as by nohup, stay ignored. SIGCHLD is watched too, and SIGPIPE does nothing: that nobody reads what a
+/// launcher says is no reason to end its ranks.
 class SignalWatch {
  public:
   explicit SignalWatch(const std::vector<int>& signals);
@@ -25,7 +26,7 @@ class SignalWatch {
 
  private:
   int fd_ = -1;
-  sigset_t watched_, before_;
+  sigset_t blocked_, before_;
   struct sigaction child_before_ {};
 };
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The launcher with shell programs as ranks."""
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -49,6 +50,7 @@ class LockstepRun(unittest.TestCase):
         self.assertEqual(run("--nproc_per_node=64", "--standalone", "sh", "-c", "echo $OMP_NUM_THREADS").stdout.split(),
                          [str(max(1, cores // 64))] * 64)
         self.assertEqual(run("--standalone", "sh", "-c", "echo $OMP_NUM_THREADS", OMP_NUM_THREADS="7").stdout.strip(), "7")
+        self.assertEqual(run("--standalone", "sh", "-c", "echo $OMP_NUM_THREADS", OMP_NUM_THREADS="").stdout.strip(), str(cores))
 
     def test_ranks_are_bound_to_their_cores(self):
         cores = sorted(os.sched_getaffinity(0))
@@ -230,11 +232,83 @@ class LockstepRun(unittest.TestCase):
         self.assertEqual(process.returncode, 128 + signal.SIGINT)
         self.assertNotIn("saved", out)
 
+    def test_closed_streams_are_no_others(self):
+        folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
+        closed = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', PROGRAM, "--standalone", "--nproc_per_node=2", "--tee=3", "--log_dir=" + folder]
+        body = "echo out $RANK; echo err $RANK >&2; test $RANK = 0 || exit 3"
+        self.assertEqual(subprocess.run([*closed, "sh", "-c", body], env=CLEAN).returncode, 3)
+        found = {}
+        for root, _, names in os.walk(folder):
+            for name in names:
+                found[root[-1] + name] = open(os.path.join(root, name)).read()
+        self.assertEqual(found, {f"{rank}std{stream}.log": f"{stream} {rank}\n" for rank in (0, 1) for stream in ("out", "err")})
+        alone = [PROGRAM, "--standalone", "--prefix=on", "--nproc_per_node=2", "sh", "-c", body]
+        result = subprocess.run(["sh", "-c", 'exec "$0" "$@" 2>&-', *alone], env=CLEAN, capture_output=True, text=True)
+        self.assertEqual((result.returncode, sorted(result.stdout.split("\n"))), (3, ["", "[rank0]: out 0", "[rank1]: out 1"]))
+
+    def test_an_error_output_that_nobody_reads_does_not_stop_it(self):
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        try:
+            while os.write(write, b"x" * 4096):
+                pass
+        except BlockingIOError:
+            os.set_blocking(write, True)
+        process = subprocess.Popen([PROGRAM, "--nproc_per_node=2", "--standalone", "sh", "-c", "echo $RANK $$; test $RANK = 1 && exit 3; exec sleep 100"],
+                                   stdout=subprocess.PIPE, stderr=write, text=True, env=CLEAN)
+        os.close(write)
+        pids = dict(process.stdout.readline().split() for _ in range(2))
+        self.expect_gone([int(pids["1"])])  # about which there is something to say
+        process.send_signal(signal.SIGTERM)
+        self.expect_gone([int(pids["0"])])
+        os.close(read)
+        self.assertEqual(process.wait(20), 128 + signal.SIGTERM)
+
+    def test_an_error_output_that_has_gone_does_not_end_it(self):
+        read, write = os.pipe()
+        os.close(read)
+        body = "test $TORCHELASTIC_RESTART_COUNT = 1 || exit 3; echo good"
+        result = subprocess.run([PROGRAM, "--standalone", "--max_restarts=1", "sh", "-c", body], stdout=subprocess.PIPE, stderr=write, text=True, env=CLEAN)
+        os.close(write)
+        self.assertEqual((result.returncode, result.stdout), (0, "good\n"))
+
+    def test_each_start_has_a_port_of_its_own(self):
+        result = run("--standalone", "--max_restarts=2", "sh", "-c", "echo $MASTER_PORT; exit 3")
+        self.assertEqual(len(set(result.stdout.split())), 3)
+
+    def test_as_the_first_process_of_a_container_it_takes_notice_of_orphans(self):
+        alone = next((way for way in (["unshare", "-pf"], ["unshare", "-Urpf"]) if subprocess.run([*way, "true"], capture_output=True).returncode == 0), None)
+        if alone is None:
+            self.skipTest("no process namespace can be had here")
+        body = ("orphan=$(sh -c 'sleep 0.05 >&2 & echo $!'); for i in $(seq 500); do kill -0 $orphan 2>&- || break; sleep 0.02; done; "
+                "kill -0 $orphan 2>&- || echo gone")
+        result = subprocess.run([*alone, PROGRAM, "--standalone", "sh", "-c", body], env=CLEAN, capture_output=True, text=True, timeout=50)
+        self.assertEqual((result.returncode, result.stdout), (0, "gone\n"), result.stderr)
+
+    def test_a_thread_that_can_not_be_had_is_said(self):
+        _, most = resource.getrlimit(resource.RLIMIT_STACK)
+        if most != resource.RLIM_INFINITY:
+            self.skipTest("stacks can't be made too large here")
+        result = subprocess.run([PROGRAM, "--standalone", "true"], env=CLEAN, capture_output=True, text=True,
+                                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 46, most)))
+        self.assertEqual(result.returncode, 2)
+        self.assertEqual(result.stderr, "error: no thread can be had: Resource temporarily unavailable; there is a limit of processes "
+                                        "(ulimit -u, or the container's)\n")
+
+    def test_a_rank_too_many_is_said(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+        result = subprocess.run([PROGRAM, "--standalone", "--nproc_per_node=20", "--prefix=on", "sh", "-c", "exec sleep 100"], env=CLEAN, capture_output=True,
+                                text=True, preexec_fn=limit)
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stderr, r"\Alockstep: cannot start rank \d+: Too many open files; there is a limit of open files \(ulimit -n\)\n\Z")
+
     def test_what_is_wrong_is_named(self):
         for args, want in ((["--nproc_per_node=0", "true"], "--nproc_per_node=0"),
                            (["--nproc_per_node=x", "true"], "--nproc_per_node=x"),
                            (["--master_port=70000", "true"], "--master_port=70000"),
                            (["--max_restarts=-1", "true"], "--max_restarts=-1"),
+                           (["--master_addr= ", "true"], "--master_addr= : want the name or an address"),
                            (["--stop_grace=x", "true"], "--stop_grace=x"),
                            (["--frobnicate", "true"], "unknown option --frobnicate"),
                            (["--nproc_per_node"], "needs a value"),
@@ -249,11 +323,16 @@ class LockstepRun(unittest.TestCase):
         folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
         for name in ("train.py", "train-it"):
             open(os.path.join(folder, name), "w").close()
+        with open(os.path.join(folder, "from-windows"), "w") as script:
+            script.write("#!/bin/sh\r\necho x\r\n")
+            os.chmod(script.name, 0o755)
         for program, code, want in (("train.py", 127, "cannot run train.py: No such file or directory; programs are run as they are: "
                                                       "python3 train.py"),
                                     ("./train.py", 126, "cannot run ./train.py: Permission denied; programs are run as they are: "
                                                         "python3 ./train.py"),
                                     ("train-it", 127, "cannot run train-it: No such file or directory; is it ./train-it?"),
+                                    ("./from-windows", 127, "cannot run ./from-windows: No such file or directory; it is there, but not the interpreter "
+                                                            "that it names (its first line may end with a carriage return)"),
                                     ("nowhere", 127, "cannot run nowhere: No such file or directory")):
             result = subprocess.run([os.path.abspath(PROGRAM), "--standalone", program], cwd=folder, env={**CLEAN, "PATH": "/usr/bin:/bin"},
                                     capture_output=True, text=True)

@@ -42,8 +42,10 @@ class MeetingTest : public testing::Test {
     state_->Heard(member, message, now_);
   }
 
-  void Ended(int member, int code, bool may_restart = true) {
-    state_->Heard(member, {{"kind", "ended"}, {"code", code}, {"may_restart", may_restart}}, now_);
+  void Ended(int member, int code, bool may_restart = true, const json& other = json::object()) {
+    json message = {{"kind", "ended"}, {"code", code}, {"may_restart", may_restart}};
+    message.update(other);
+    state_->Heard(member, message, now_);
   }
 
   void Failed(int member, int code, bool killed = false) {
@@ -70,6 +72,16 @@ class MeetingTest : public testing::Test {
   std::optional<MeetingState> state_;
   std::map<int, std::vector<json>> told_;
 };
+
+TEST_F(MeetingTest, AnotherStartHasAnotherPort) {
+  Open(2, 2, false, 1);
+  Join(1, 0);
+  Join(2, 1);
+  EXPECT_EQ(Told(2)["master_port"], 1001);
+  Ended(1, 3, true, {{"port", 4711}});
+  Ended(2, 143);
+  EXPECT_EQ(Told(2)["master_port"], 4711);
+}
 
 TEST_F(MeetingTest, AllHaveComeAndAreNumbered) {
   Open(2, 2, false, 0);
@@ -329,6 +341,17 @@ TEST_F(MeetingTest, StrangersAreRefused) {
   state_->Close("the launcher has ended");
   EXPECT_EQ(Told(4)["text"], "lockstep: the launcher has ended\n");
   EXPECT_NE(refused(6, json::object()).find("is over"), std::string::npos);
+}
+
+TEST_F(MeetingTest, ItsHostHearsOfRefusals) {
+  Open(2, 2, false, 0);
+  Join(1, 1, 2, {{"id", "early"}});
+  Join(2, 0, 2, {{"here", true}});
+  const std::string begin = "lockstep: the launcher of host host",
+                    why = ": the run that meets here has --rdzv_id=run, ";
+  EXPECT_EQ(Told(2)["text"], begin + "1 was refused" + why + "and this launcher --rdzv_id=early\n");
+  Join(3, 1, 2, {{"id", "late"}});
+  EXPECT_EQ(Told(2)["text"], begin + "3 was refused" + why + "and this launcher --rdzv_id=late\n");
 }
 
 }  // namespace
