@@ -15,6 +15,7 @@
 #include "lockstep/base/status_macros.h"
 #include "lockstep/comm/environment.h"
 #include "lockstep/comm/rendezvous.h"
+#include "lockstep/launch/internal/standard_streams.h"
 
 C10_DECLARE_int(caffe2_log_level);
 
@@ -35,6 +36,7 @@ absl::StatusOr<ProcessGroupPtr> Meet(const ProcessGroupOptions& options) {
 }  // namespace
 
 int MemberMain(const ProcessGroupOptions& options, const std::function<absl::Status(const ProcessGroupPtr&)>& body) {
+  OpenStandardStreams();
   // As in RankMain.
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
     FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, static_cast<int>(c10::GLOG_ERROR));

@@ -17,6 +17,7 @@
 #include "lockstep/comm/agree.h"
 #include "lockstep/comm/environment.h"
 #include "lockstep/comm/liveness.h"
+#include "lockstep/launch/internal/standard_streams.h"
 
 C10_DECLARE_int(caffe2_log_level);
 
@@ -32,6 +33,7 @@ void PrintError(int rank, int world_size, const std::string& message) {
 }  // namespace
 
 int RankMain(const ProcessGroupOptions& options, const std::function<absl::Status(const ProcessGroupPtr&)>& body) {
+  OpenStandardStreams();  // before there are connections, which lines for the console would go to
   // LibTorch's warnings about a peer that is gone come with stack traces; we say it in a line. The user's setting wins.
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
     FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, static_cast<int>(c10::GLOG_ERROR));

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "lockstep/launch/internal/launch_here.h"
+#include "lockstep/launch/internal/standard_streams.h"
 
 namespace lockstep {
 
@@ -18,6 +19,7 @@ std::string NewLaunchId() {
 }
 
 int SpawnRanks(const SpawnOptions& options) {
+  OpenStandardStreams();
   LaunchPlan plan;
   plan.spawn = options;
   if (plan.spawn.launch_id.empty()) plan.spawn.launch_id = NewLaunchId();

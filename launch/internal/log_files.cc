@@ -19,9 +19,12 @@ absl::StatusOr<LogFiles> LogFiles::Create(const std::string& log_dir, const std:
   std::error_code error;
   const char* variable = getenv("TMPDIR");
   const bool is_set = variable != nullptr && *variable != '\0';
-  const fs::path base = !log_dir.empty() ? log_dir : is_set ? variable : "/tmp";
-  const std::string named = absl::StrCat(!log_dir.empty() ? "--log_dir=" : is_set ? "TMPDIR=" : "", base.string());
-  if (!log_dir.empty()) fs::create_directories(base, error);
+  // Ranks may go to another folder before they open a file here.
+  const fs::path base = fs::absolute(!log_dir.empty() ? log_dir : is_set ? variable : "/tmp", error);
+  const std::string named = !log_dir.empty() ? "--log_dir=" + log_dir
+                            : is_set         ? absl::StrCat("TMPDIR=", variable)
+                                             : "/tmp";
+  if (!error && !log_dir.empty()) fs::create_directories(base, error);
   if (error) return absl::UnavailableError(absl::StrCat(named, ": the folder can't be made: ", error.message()));
   std::string name = run;  // any text, as the name of a folder
   std::replace(name.begin(), name.end(), '/', '_');

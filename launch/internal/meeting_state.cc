@@ -11,6 +11,12 @@
 namespace lockstep {
 
 using nlohmann::json;
+namespace {
+
+/// A name that means another host wherever it is read; some give a server's "all addresses" as its own.
+bool MeansItself(const std::string& host) { return IsLoopback(host) || host == "0.0.0.0" || host == "::"; }
+
+}  // namespace
 
 MeetingState::MeetingState(const MeetingOptions& options, std::string launch_id, int max_restarts, Time now, Send send)
     : options_(options), launch_id_(std::move(launch_id)), max_restarts_(max_restarts), send_(std::move(send)) {
@@ -234,9 +240,9 @@ std::string MeetingState::Missing() const {
 /// told that, and rank 0 must not listen there alone.
 std::string MeetingState::MasterAddress(const std::vector<Member*>& nodes) {
   const Member& master = *nodes.front();
-  if (!master.here || !IsLoopback(master.address)) return master.address;
+  if (!master.here || !MeansItself(master.address)) return master.address;
   for (const Member* node : nodes) {
-    if (!node->here && !IsLoopback(node->reached)) return node->reached;
+    if (!node->here && !MeansItself(node->reached)) return node->reached;
   }
   return master.address;
 }

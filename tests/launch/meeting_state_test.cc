@@ -100,11 +100,13 @@ TEST_F(MeetingTest, AllHaveComeAndAreNumbered) {
 }
 
 TEST_F(MeetingTest, OthersAreNotToldThatTheMasterIsLocalhost) {
-  Open(2, 2, false, 0);
-  Join(1, 0, 2, {{"here", true}, {"address", "localhost"}, {"reached", "localhost"}});
-  Join(2, 1, 2, {{"reached", "job-master-0"}});
-  EXPECT_EQ(Told(1)["master_addr"], "job-master-0");
-  EXPECT_EQ(Told(2)["master_addr"], "job-master-0");
+  for (const char* itself : {"localhost", "0.0.0.0"}) {
+    Open(2, 2, false, 0);
+    Join(1, 0, 2, {{"here", true}, {"address", itself}, {"reached", itself}});
+    Join(2, 1, 2, {{"reached", "job-master-0"}});
+    EXPECT_EQ(Told(1)["master_addr"], "job-master-0");
+    EXPECT_EQ(Told(2)["master_addr"], "job-master-0");
+  }
 }
 
 TEST_F(MeetingTest, ElasticHostsWaitForTheLastCall) {

@@ -138,6 +138,11 @@ class Files(unittest.TestCase):
         result = run("--log_dir=/dev/null", "sh", "-c", "echo ${TORCHELASTIC_ERROR_FILE:-none}", TMPDIR=self.folder)
         self.assertEqual(result.stdout, b"none\n")
 
+    def test_a_rank_may_go_to_another_folder(self):
+        result = subprocess.run([os.path.abspath(PROGRAM), "--standalone", "--log_dir=logs", "sh", "-c", "cd / && echo why >$TORCHELASTIC_ERROR_FILE; exit 3"],
+                                cwd=self.folder, env=ENV, capture_output=True)
+        self.assertIn(b"its error file says:\n    why\n", result.stderr)
+
     def test_a_folder_that_can_not_be_made_is_named(self):
         result = run("--log_dir=/proc/x", "true")
         self.assertEqual(result.returncode, 2)

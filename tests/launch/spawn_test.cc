@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -34,6 +35,19 @@ TEST(SpawnRanks, ExpendableRanksMayFailWhileTheOthersGoOn) {
 TEST(SpawnRanks, TheOthersMayNot) {
   EXPECT_EQ(Spawn("exit $((4 - $RANK))", 1, 1), 4);
   EXPECT_EQ(Spawn("test $RANK = 0 || exit 3", 2, -1), 3);
+}
+
+TEST(SpawnRanks, ClosedStreamsAreNoOthers) {
+  const int before = dup(STDERR_FILENO);
+  close(STDERR_FILENO);
+  EXPECT_EQ(Spawn("echo x >&2 && exit 3", 2, -1), 3);
+  struct stat now {
+  }, null{};
+  EXPECT_EQ(fstat(STDERR_FILENO, &now), 0) << "ranks could write, and so can we";
+  EXPECT_EQ(stat("/dev/null", &null), 0);
+  EXPECT_EQ(now.st_rdev, null.st_rdev);
+  dup2(before, STDERR_FILENO);
+  close(before);
 }
 
 /// Of the pipe that stays open as long as the rank is to be traced.
