@@ -11,16 +11,16 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <future>
+#include <thread>
 #include <utility>
 #include <vector>
-#include <thread>
 
 #include "lockstep/base/error_text.h"
 #include "lockstep/base/host_name.h"
@@ -39,6 +39,9 @@ using Clock = std::chrono::steady_clock;
 /// Between two tries to reach a host that doesn't answer; of one try, until the log has said that there are several;
 /// and before it does, since a try may give up somewhat early.
 constexpr std::chrono::milliseconds kPause(500), kFirstTries(5000), kSayAfter(4000);
+
+/// A try to connect may take so much longer than it was given: it sleeps for a second in between.
+constexpr std::chrono::milliseconds kLate(2000);
 
 /// Fills rank and world size from "rank=R&world_size=N".
 absl::Status ReadQuery(const std::string& query, const std::string& url, int* rank, int* world_size) {
@@ -63,8 +66,19 @@ class QuietC10 {
   const int before_;
 };
 
-absl::StatusOr<c10::intrusive_ptr<c10d::Store>> OpenTcp(const std::string& host, int port, bool server, int world_size,
-                                                        std::chrono::milliseconds timeout) {
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+/// Connects to a store in a thread of its own, which may be left to itself: c10d waits without a limit for the first
+/// word of what has taken its connection, and that may be another program.
+std::future<StorePtr> Connect(const std::string& host, const c10d::TCPStoreOptions& options) {
+  std::packaged_task<StorePtr()> task([=]() -> StorePtr { return c10::make_intrusive<c10d::TCPStore>(host, options); });
+  std::future<StorePtr> store = task.get_future();
+  std::thread(std::move(task)).detach();
+  return store;
+}
+
+absl::StatusOr<StorePtr> OpenTcp(const std::string& host, int port, bool server, int world_size,
+                                 std::chrono::milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   LOCKSTEP_RETURN_IF_ERROR(CheckHostName(host, timeout));
   c10d::TCPStoreOptions options;
@@ -80,8 +94,20 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> OpenTcp(const std::string& host,
   while (true) {
     try {
       // Small systems know no name for the loopback interface.
-      c10::intrusive_ptr<c10d::Store> store =
-          c10::make_intrusive<c10d::TCPStore>(host == "localhost" ? "127.0.0.1" : host, options);
+      std::future<StorePtr> connecting = Connect(host == "localhost" ? "127.0.0.1" : host, options);
+      const auto answer_by = Clock::now() + options.timeout + kLate;
+      if (connecting.wait_until(answer_by) != std::future_status::ready) {
+        if (!server && time_left() > kPause && !std::exchange(said, true)) {
+          LOG(INFO) << "rendezvous: what listens at " << host << ":" << port << " says nothing so far; is it rank 0's "
+                    << "store? waiting for another " << time_left().count() / 1000 << " s";
+        }
+        if (connecting.wait_until(deadline) != std::future_status::ready) {
+          return absl::UnavailableError(absl::StrCat("rendezvous: what listens at ", host, ":", port,
+                                                     " said nothing within ", timeout.count(),
+                                                     " ms: it is no store of rank 0's; choose another port"));
+        }
+      }
+      StorePtr store = connecting.get();
       store->setTimeout(timeout);
       return store;
     } catch (const std::exception& e) {

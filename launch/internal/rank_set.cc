@@ -311,7 +311,9 @@ class RankSet {
   /// To the whole process group of each rank that is running.
   void SignalAll(int signal) {
     for (const pid_t child : children_) {
-      if (child > 0) kill(-child, signal);
+      if (child <= 0) continue;
+      kill(-child, signal);
+      if (IsWishToEnd(signal)) kill(-child, SIGCONT);  // one that was stopped wouldn't hear it
     }
   }
 

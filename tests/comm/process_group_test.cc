@@ -154,6 +154,8 @@ TEST(ProcessGroup, APortInUseAndAStoreThatIsNotThere) {
   ASSERT_EQ(listen(listener, 1), 0);
   options.rank = 0;
   ExpectError(options, "is in use");
+  options.rank = 1;
+  ExpectError(options, "said nothing within 500 ms: it is no store of rank 0's");
   close(listener);
 }
 

@@ -232,6 +232,15 @@ class LockstepRun(unittest.TestCase):
         self.assertEqual(process.returncode, 128 + signal.SIGINT)
         self.assertNotIn("saved", out)
 
+    def test_a_rank_that_stands_still_hears_the_wish_to_end(self):
+        process = subprocess.Popen([PROGRAM, "--standalone", "sh", "-c", "trap 'exit 0' TERM; echo $$; kill -STOP $$; sleep 0.1; exit 3"],
+                                   stdout=subprocess.PIPE, text=True, env=CLEAN)
+        rank = int(process.stdout.readline())
+        while " T " not in open(f"/proc/{rank}/stat").read():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(20), 0)
+
     def test_closed_streams_are_no_others(self):
         folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
         closed = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', PROGRAM, "--standalone", "--nproc_per_node=2", "--tee=3", "--log_dir=" + folder]
