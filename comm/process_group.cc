@@ -22,6 +22,7 @@
 #include "lockstep/comm/gloo/gloo.h"
 #include "lockstep/comm/hierarchical/hierarchical_backend.h"
 #include "lockstep/comm/hosts.h"
+#include "lockstep/comm/internal/quiet_c10.h"
 #include "lockstep/comm/liveness.h"
 #include "lockstep/comm/nccl/nccl.h"
 #include "lockstep/comm/network_address.h"
@@ -201,6 +202,7 @@ void SayWhoIsAwaited(c10d::Store& here, int world_size, std::chrono::millisecond
   if (timeout <= kSayAfter) return;
   std::vector<std::string> all;
   for (int r = 0; r < world_size; ++r) all.push_back(std::to_string(r));
+  const QuietC10 quiet;
   try {
     here.wait(all, kSayAfter);
   } catch (const std::exception&) {
@@ -214,6 +216,7 @@ void SayWhoIsAwaited(c10d::Store& here, int world_size, std::chrono::millisecond
 /// When a group could not be made: rank 0, whose end may be that of the store, gives the others time to find out why.
 void LeaveAfterTheOthers(c10d::Store& here, int rank, int world_size) {
   const auto left = [](int r) { return absl::StrCat("left/", r); };
+  const QuietC10 quiet;
   try {
     here.set(left(rank), std::vector<uint8_t>{1});
     std::vector<std::string> others;

@@ -6,8 +6,6 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
 #include <absl/strings/strip.h>
-#include <c10/util/Flags.h>
-#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -26,10 +24,9 @@
 #include "lockstep/base/host_name.h"
 #include "lockstep/base/status_macros.h"
 #include "lockstep/comm/environment.h"
+#include "lockstep/comm/internal/quiet_c10.h"
 
 #include "lockstep/base/logging.h"
-
-C10_DECLARE_int(caffe2_log_level);
 
 namespace lockstep {
 namespace {
@@ -55,16 +52,6 @@ absl::Status ReadQuery(const std::string& query, const std::string& url, int* ra
   }
   return absl::OkStatus();
 }
-
-/// What fails is reported by us, in one line; c10d's own words come with stack traces.
-class QuietC10 {
- public:
-  QuietC10() : before_(FLAGS_caffe2_log_level) { FLAGS_caffe2_log_level = c10::GLOG_FATAL; }
-  ~QuietC10() { FLAGS_caffe2_log_level = before_; }
-
- private:
-  const int before_;
-};
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
@@ -98,13 +85,13 @@ absl::StatusOr<StorePtr> OpenTcp(const std::string& host, int port, bool server,
       const auto answer_by = Clock::now() + options.timeout + kLate;
       if (connecting.wait_until(answer_by) != std::future_status::ready) {
         if (!server && time_left() > kPause && !std::exchange(said, true)) {
-          LOG(INFO) << "rendezvous: what listens at " << host << ":" << port << " says nothing so far; is it rank 0's "
-                    << "store? waiting for another " << time_left().count() / 1000 << " s";
+          LOG(INFO) << "rendezvous: no word from " << host << ":" << port
+                    << " so far; is rank 0's store there? waiting for another " << time_left().count() / 1000 << " s";
         }
         if (connecting.wait_until(deadline) != std::future_status::ready) {
-          return absl::UnavailableError(absl::StrCat("rendezvous: what listens at ", host, ":", port,
-                                                     " said nothing within ", timeout.count(),
-                                                     " ms: it is no store of rank 0's; choose another port"));
+          return absl::UnavailableError(
+              absl::StrCat("rendezvous: no word from ", host, ":", port, " within ", timeout.count(),
+                           " ms: rank 0's store isn't there, or another program has its port"));
         }
       }
       StorePtr store = connecting.get();

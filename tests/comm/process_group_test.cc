@@ -155,7 +155,7 @@ TEST(ProcessGroup, APortInUseAndAStoreThatIsNotThere) {
   options.rank = 0;
   ExpectError(options, "is in use");
   options.rank = 1;
-  ExpectError(options, "said nothing within 500 ms: it is no store of rank 0's");
+  ExpectError(options, " within 500 ms: rank 0's store isn't there, or another program has its port");
   close(listener);
 }
 
