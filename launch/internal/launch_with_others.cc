@@ -8,9 +8,12 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "lockstep/base/host_name.h"
@@ -151,13 +154,28 @@ class Launcher {
     plan_.tick = std::min({plan_.tick, std::max(milliseconds(1), seat_->beat_interval() / 2), milliseconds(60'000)});
   }
 
-  bool MayHost() const {
-    if (!options_.elastic) return options_.node_rank == 0;
-    return options_.is_host.value_or(IsThisMachine(options_.host));
+  /// Does what may wait for a name server, and listens to signals meanwhile; nothing once one was a wish to end, which
+  /// is in `*signal` then. The work is left to itself in that case.
+  template <typename Result>
+  std::optional<Result> Await(std::function<Result()> work, int* signal) {
+    std::packaged_task<Result()> task(std::move(work));
+    std::future<Result> result = task.get_future();
+    std::thread(std::move(task)).detach();
+    while (result.wait_for(milliseconds(1)) != std::future_status::ready) {
+      if ((*signal = WaitFor(-1, milliseconds(10))) != 0) return std::nullopt;
+    }
+    return result.get();
   }
 
   int OpenMeeting() {
-    if (!MayHost()) return 0;
+    bool may_host = options_.elastic ? options_.is_host.value_or(false) : options_.node_rank == 0;
+    if (options_.elastic && !options_.is_host) {
+      int signal = 0;
+      const auto here = Await<bool>([host = options_.host] { return IsThisMachine(host); }, &signal);
+      if (!here) return 128 + signal;
+      may_host = *here;
+    }
+    if (!may_host) return 0;
     bool in_use = false;
     auto meeting = LauncherMeeting::Open(options_, plan_.spawn.launch_id, plan_.spawn.max_restarts, &in_use);
     if (meeting.ok()) {
@@ -175,7 +193,20 @@ class Launcher {
     std::string why_not;
     int fd = -1;
     while (true) {
-      fd = TryConnect(meeting_ ? "localhost" : options_.host, options_.port, &why_not);
+      struct Try {
+        int fd;
+        std::string why_not;
+      };
+      const auto connect = [host = meeting_ ? "localhost" : options_.host, port = options_.port] {
+        Try result;
+        result.fd = TryConnect(host, port, &result.why_not);
+        return result;
+      };
+      int wish = 0;
+      const auto tried = Await<Try>(connect, &wish);
+      if (!tried) return 128 + wish;
+      fd = tried->fd;
+      why_not = tried->why_not;
       if (fd >= 0) break;
       if (Clock::now() >= deadline) {
         return Fail(absl::StrCat("no launcher at ", options_.host, ":", options_.port,

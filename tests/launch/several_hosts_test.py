@@ -215,6 +215,24 @@ class SeveralHosts(unittest.TestCase):
         self.assertEqual(alone.wait(), 1)
         self.assertIn("no launcher at 10.77.0.1:29501, where the hosts meet", alone.stderr())
 
+    def test_a_signal_is_heard_while_a_name_server_says_nothing(self):
+        folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
+        for name, text in (("resolv.conf", "nameserver 127.0.0.1\noptions timeout:30 attempts:5\n"), ("nsswitch.conf", "hosts: files dns\n")):
+            with open(os.path.join(folder, name), "w") as file:
+                file.write(text)
+            if not os.path.exists("/etc/" + name) or self.hosts[1].start(["mount", "--bind", file.name, "/etc/" + name]).wait() != 0:
+                self.skipTest(f"/etc/{name} can't be replaced here")
+        for args in (["--master_addr=no.such.host", "--node_rank=1"], ["--rdzv_backend=c10d", "--rdzv_endpoint=no.such.host:29502"]):
+            server = self.hosts[1].start([sys.executable, "-c", "import socket; s = socket.socket(type=socket.SOCK_DGRAM); s.bind(('127.0.0.1', 53))\n"
+                                          "print(flush=True); s.recv(999); print('asked', flush=True)\nwhile True: s.recv(999)"])
+            server.stdout.readline()
+            agent = self.start(1, "--nnodes=2", *args, body="true")
+            self.assertEqual(server.stdout.readline(), "asked\n")
+            agent.process.send_signal(signal.SIGTERM)
+            self.assertEqual(agent.wait(), 128 + signal.SIGTERM)
+            server.kill()
+            server.wait()
+
     def test_launchers_that_do_not_belong_together_are_refused(self):
         first = self.static(0, body=self.GO_ON, STOP=self.stop_file())
         other = self.static(1, "--rdzv_id=other", body="true")
