@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/parallel/internal/data_parallel_base.h"
+#include "lockstep/parallel/internal/piece_versions.h"
 #include "lockstep/parallel/internal/scatter.h"
 
 namespace lockstep {
@@ -21,16 +22,16 @@ namespace lockstep {
 ///
 /// Replicas and threads are made once and kept. Before each forward replicas get the module's values (on the CPU they
 /// share its memory), buffers, modes, dtype and frozen parameters, so that the module may be changed between steps, but
-/// for what is registered later. `loss.backward()` leaves the sum of all replicas' gradients in the module's, which an
-/// optimizer over its parameters then uses; what no replica used gets none. Buffers, as batch norm's statistics, are
-/// those of the first replica. Names carry no prefix.
+/// for what is registered later and members that aren't registered. `loss.backward()` leaves the sum of all replicas'
+/// gradients in the module's, which an optimizer over its parameters then uses; what no replica used gets none.
+/// Buffers, as batch norm's statistics, are those of the first replica. Names carry no prefix.
 ///
 /// On the CPU (devices {cpu, cpu, …}) only forwards run side by side: LibTorch runs a CPU's backward in the thread that
 /// called it, replica after replica. On GPUs each has a thread in backward too. Replicas on the CPU draw random
 /// numbers, as in dropout, from one generator in any order.
 ///
 /// Errors are c10::Error; one out of a replica says which it was and has the original nested in it. One forward at a
-/// time.
+/// time; a second one is such an error.
 template <typename M>
 class DataParallel : public internal::DataParallelBase {
  public:
@@ -61,17 +62,20 @@ class DataParallel : public internal::DataParallelBase {
   template <typename... Args>
   auto forward(Args&&... args) {
     using Result = std::decay_t<decltype(std::declval<M&>().forward(std::declval<std::decay_t<Args>>()...))>;
-    auto each =
-        internal::ScatterArguments(std::tuple<std::decay_t<Args>...>(std::forward<Args>(args)...), devices(), dim());
+    internal::PieceVersions versions;
+    auto each = internal::ScatterArguments(std::tuple<std::decay_t<Args>...>(std::forward<Args>(args)...), devices(),
+                                           dim(), versions);
     const auto call = [&](size_t i) -> decltype(auto) {
       return std::apply([&](auto&... own) -> decltype(auto) { return each_[i]->forward(std::move(own)...); }, each[i]);
     };
     if constexpr (std::is_void_v<Result>) {
       devices().size() == 1 ? call(0) : Run(each.size(), call);
+      versions.Settle();
     } else {
       if (devices().size() == 1) return static_cast<Result>(call(0));
       std::vector<std::optional<Result>> results(each.size());
       Run(each.size(), [&](size_t i) { results[i].emplace(call(i)); });
+      versions.Settle();
       return internal::GatherResults(results, devices()[0], dim());
     }
   }

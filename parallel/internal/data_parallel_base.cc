@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <mutex>
 #include <set>
@@ -96,6 +97,9 @@ std::vector<std::shared_ptr<torch::nn::Module>> DataParallelBase::MakeReplicas(c
 }
 
 void DataParallelBase::Run(size_t count, const std::function<void(size_t)>& call) {
+  TORCH_CHECK(!running_.exchange(true),
+              "DataParallel: a forward is running already, in another thread or around this one; one at a time");
+  const auto end = c10::make_scope_exit([this] { running_ = false; });
   replicas_->Follow();
   threads_->Run(count, call);
 }

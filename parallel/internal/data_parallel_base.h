@@ -3,6 +3,7 @@
 #include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -39,6 +40,7 @@ class DataParallelBase : public torch::nn::Module {
   const int64_t dim_;
   std::optional<Replicas> replicas_;
   std::optional<ReplicaThreads> threads_;
+  std::atomic<bool> running_{false};
 };
 
 }  // namespace lockstep::internal

@@ -18,6 +18,8 @@ namespace {
 
 namespace autograd = torch::autograd;
 
+bool IsStrided(const at::Tensor& tensor) { return tensor.layout() == at::kStrided; }
+
 /// Adds up the gradients of a parameter's replicas, on the parameter's device. Has no state, and so serves every
 /// backward.
 struct SumGradients : autograd::Node {
@@ -27,7 +29,11 @@ struct SumGradients : autograd::Node {
     for (const auto& input : inputs) {
       if (!input.defined()) continue;
       const at::Tensor here = input.device() == device ? input : input.to(input.options().device(device));
-      sum = sum.defined() ? sum + here : here;
+      if (!sum.defined()) {
+        sum = here;
+      } else {  // dense + sparse there is, but not sparse + dense
+        sum = IsStrided(sum) ? sum + here : here + sum;
+      }
     }
     return {sum};
   }
@@ -36,7 +42,7 @@ struct SumGradients : autograd::Node {
 };
 
 bool IsLike(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes();
+  return a.scalar_type() == b.scalar_type() && a.layout() == b.layout() && a.sizes() == b.sizes();
 }
 
 /// In the order of memory, where that leaves no gaps.
@@ -116,6 +122,11 @@ Replicas::Replicas(std::shared_ptr<torch::nn::Module> first, at::Device device, 
 /// Where the gradients of a parameter's replicas go.
 void Replicas::Route(Entry& entry) {
   const bool wanted = entry.first.requires_grad();
+  if (entry.edge.is_valid() && !entry.edge.function->input_metadata(entry.edge.input_nr).is_same_shape(entry.first)) {
+    // The parameter would keep what takes gradients of the old shape for as long as it lives.
+    entry.edge = {};
+    for (const auto& replica : entry.replicas) replica.detach_();
+  }
   const auto edge = wanted ? autograd::impl::gradient_edge(entry.first) : autograd::Edge();
   if (entry.edge == edge) return;
   entry.edge = edge;
@@ -135,10 +146,12 @@ void Replicas::FollowNearby(size_t index) {
     const at::Tensor& first = entry.first;
     at::Tensor& replica = entry.replicas[index];
     if (!entry.is_parameter) {
-      if (!IsLike(replica, first)) replica.set_data(at::empty_like(first));
+      // What is expanded can't be written to.
+      const bool writable = !IsStrided(replica) || replica.is_non_overlapping_and_dense();
+      if (!IsLike(replica, first) || !writable) replica.set_data(at::empty_like(first));
       // A tensor without a version of its own would make a second forward spoil the first one's backward.
       replica.variable_data().copy_(first);
-    } else if (replica.const_data_ptr() != first.const_data_ptr() || !IsLike(replica, first) ||
+    } else if (!IsStrided(first) || replica.const_data_ptr() != first.const_data_ptr() || !IsLike(replica, first) ||
                replica.strides() != first.strides()) {
       replica.set_data(first.detach());
       // A change between forward and backward is noticed in replicas too.
@@ -152,6 +165,7 @@ void Replicas::LayOut(size_t index) {
   std::vector<Flat>& flats = flats_[index];
   flats.clear();
   for (size_t i = 0; i < entries_.size(); ++i) {
+    if (!IsStrided(entries_[i].first)) continue;
     const auto dtype = entries_[i].first.scalar_type();
     auto flat = std::find_if(flats.begin(), flats.end(),
                              [&](const Flat& f) { return entries_[f.entries[0]].first.scalar_type() == dtype; });
@@ -175,7 +189,7 @@ void Replicas::LayOut(size_t index) {
 void Replicas::FollowElsewhere(size_t index) {
   const bool fits = std::all_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
     const at::Tensor& replica = entry.replicas[index];
-    return IsLike(replica, entry.first) && replica.strides() == DenseStrides(entry.first);
+    return !IsStrided(entry.first) || (IsLike(replica, entry.first) && replica.strides() == DenseStrides(entry.first));
   });
   if (flats_[index].empty() || !fits) LayOut(index);
   for (Flat& flat : flats_[index]) {
@@ -184,6 +198,10 @@ void Replicas::FollowElsewhere(size_t index) {
     flat.values.copy_(at::cat(parts));
   }
   for (Entry& entry : entries_) {
+    if (!IsStrided(entry.first)) {
+      const auto options = at::TensorOptions().device(replicas_[index].device);
+      entry.replicas[index].set_data(entry.first.detach().to(options, /*non_blocking=*/false, /*copy=*/true));
+    }
     if (!entry.is_parameter || entry.first.is_inference()) continue;
     if (entry.version != entry.first._version()) autograd::impl::bump_version(entry.replicas[index]);
   }

@@ -17,7 +17,8 @@ at::Tensor OnDevice(const at::Tensor& tensor, at::Device device) {
 }  // namespace
 
 std::vector<std::vector<at::Tensor>> ScatterTensors(const std::vector<at::Tensor>& tensors,
-                                                    const std::vector<at::Device>& devices, int64_t dim) {
+                                                    const std::vector<at::Device>& devices, int64_t dim,
+                                                    PieceVersions& versions) {
   std::vector<std::vector<at::Tensor>> cut;  // by tensor
   std::optional<int64_t> size;
   size_t replicas = devices.size();
@@ -29,6 +30,9 @@ std::vector<std::vector<at::Tensor>> ScatterTensors(const std::vector<at::Tensor
                 " samples along dimension ", dim, "; cut them to the same number");
     size = own;
     cut.back() = tensor.chunk(static_cast<int64_t>(devices.size()), dim);
+    for (auto& piece : cut.back()) {
+      if (!piece.requires_grad()) piece = versions.Separate(tensor, piece);
+    }
     replicas = cut.back().size();
   }
   std::vector<std::vector<at::Tensor>> pieces(replicas);

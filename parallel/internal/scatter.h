@@ -9,15 +9,17 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/parallel/internal/piece_versions.h"
 #include "lockstep/parallel/internal/tensors_of.h"
 
 namespace lockstep::internal {
 
 /// By device, and for each as many as there are tensors: pieces of each tensor along `dim`, as at::chunk cuts them, so
 /// that there may be fewer than devices. Undefined tensors and those without dimensions go to each. Throws when tensors
-/// have different sizes along `dim`.
+/// have different sizes along `dim`. Pieces that need no gradient may be changed in place.
 std::vector<std::vector<at::Tensor>> ScatterTensors(const std::vector<at::Tensor>& tensors,
-                                                    const std::vector<at::Device>& devices, int64_t dim);
+                                                    const std::vector<at::Device>& devices, int64_t dim,
+                                                    PieceVersions& versions);
 
 /// The inverse: `pieces` has a list for each replica; tensors without dimensions become a vector.
 std::vector<at::Tensor> GatherTensors(const std::vector<std::vector<at::Tensor>>& pieces, at::Device device,
@@ -26,10 +28,10 @@ std::vector<at::Tensor> GatherTensors(const std::vector<std::vector<at::Tensor>>
 /// The arguments of each replica; what is no tensor goes to each.
 template <typename... Args>
 std::vector<std::tuple<Args...>> ScatterArguments(std::tuple<Args...> arguments, const std::vector<at::Device>& devices,
-                                                  int64_t dim) {
+                                                  int64_t dim, PieceVersions& versions) {
   const std::vector<at::Tensor> tensors = TensorsOf(arguments);
   if (sizeof...(Args) == 0) return {std::move(arguments)};  // one replica is enough, as in Python
-  const auto pieces = ScatterTensors(tensors, devices, dim);
+  const auto pieces = ScatterTensors(tensors, devices, dim, versions);
   std::vector<std::tuple<Args...>> each(pieces.size(), arguments);
   for (size_t i = 0; i < pieces.size(); ++i) ReplaceTensors(each[i], pieces[i]);
   return each;
