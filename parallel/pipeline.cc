@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <deque>
@@ -84,7 +85,9 @@ Pipeline::Pass Pipeline::Begin(Kind kind, const at::Tensor& inputs) const {
               "Pipeline: the first stage needs inputs with samples in their first "
               "dimension");
   std::vector<at::Tensor> pieces = inputs.detach().chunk(options_.micro_batches);
-  return {{kind, static_cast<int64_t>(pieces.size()), inputs.size(0)}, std::move(pieces)};
+  internal::PieceVersions versions;
+  for (auto& piece : pieces) piece = versions.Separate(inputs, piece);
+  return {{kind, static_cast<int64_t>(pieces.size()), inputs.size(0)}, std::move(pieces), std::move(versions)};
 }
 
 at::Tensor Pipeline::NextInput(Pass& pass) const {
@@ -96,6 +99,17 @@ at::Tensor Pipeline::NextInput(Pass& pass) const {
   return input.set_requires_grad(pass.header.needs_gradient);
 }
 
+at::Tensor Pipeline::CallStage(const at::Tensor& input) const {
+  at::Tensor own = input;
+  if (input.requires_grad()) {  // A leaf, which the stage could not change in place, as an in-place ReLU does.
+    own = internal::WithOwnVersion(input);
+    torch::autograd::impl::set_gradient_edge(own, torch::autograd::impl::gradient_edge(input));
+  }
+  at::Tensor output = stage_(own);
+  TORCH_CHECK(output.defined(), "Pipeline: stage ", stage_index_, " gives an undefined tensor");
+  return output;
+}
+
 // A step.
 
 Pipeline::MicroBatch Pipeline::Forward(Pass& pass, const std::vector<at::Tensor>& targets, at::Tensor& loss) {
@@ -105,7 +119,7 @@ Pipeline::MicroBatch Pipeline::Forward(Pass& pass, const std::vector<at::Tensor>
   {
     std::optional<DistributedDataParallelBase::NoSync> no_sync;
     if (options_.ddp != nullptr && index + 1 < pass.header.micro_batches) no_sync.emplace(*options_.ddp);
-    batch.output = stage_(batch.input);
+    batch.output = CallStage(batch.input);
   }
   if (!is_last()) {
     batch.sends = SendOutput(batch.output, pass.header);
@@ -113,7 +127,8 @@ Pipeline::MicroBatch Pipeline::Forward(Pass& pass, const std::vector<at::Tensor>
   }
   const at::Tensor& target = targets[index];
   at::Tensor own = options_.loss(batch.output, target);
-  TORCH_CHECK(own.numel() == 1, "Pipeline: the loss has ", own.numel(), " numbers; it must be one");
+  TORCH_CHECK(own.defined() && own.numel() == 1, "Pipeline: the loss has ", own.defined() ? own.numel() : 0,
+              " numbers; it must be one");
   if (options_.loss_is_mean && target.size(0) != pass.header.samples) {
     own = own * (static_cast<double>(target.size(0)) / static_cast<double>(pass.header.samples));
   }
@@ -171,6 +186,7 @@ at::Tensor Pipeline::Step(const at::Tensor& inputs, const at::Tensor& targets) {
   }
   if (gradient_send_) gradient_send_->wait();
   gradient_send_.reset();
+  pass.versions.Settle();
   if (group_) Broadcast(loss, group_, num_stages_ - 1);
   return loss;
 }
@@ -181,7 +197,7 @@ at::Tensor Pipeline::Evaluate(const at::Tensor& inputs, bool everywhere) {
   std::vector<at::Tensor> outputs;
   std::vector<WorkPtr> sends;
   for (int64_t i = 0; i < pass.header.micro_batches; ++i) {
-    const at::Tensor output = stage_(NextInput(pass));
+    const at::Tensor output = CallStage(NextInput(pass));
     if (is_last()) {
       outputs.push_back(output);
       continue;
@@ -190,6 +206,7 @@ at::Tensor Pipeline::Evaluate(const at::Tensor& inputs, bool everywhere) {
     sends = SendOutput(output, pass.header);
   }
   WaitFor(sends);
+  pass.versions.Settle();
   at::Tensor result = is_last() ? at::cat(outputs) : at::Tensor();
   if (!everywhere || !group_) return result;
   std::vector<int64_t> numbers;

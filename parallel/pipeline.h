@@ -13,6 +13,7 @@
 
 #include "lockstep/comm/process_group.h"
 #include "lockstep/ddp/distributed_data_parallel_base.h"
+#include "lockstep/parallel/internal/piece_versions.h"
 
 namespace lockstep {
 
@@ -92,7 +93,8 @@ class Pipeline {
   /// A batch on its way through this stage.
   struct Pass {
     Header header;                     // the last that came, or what the next one begins with
-    std::vector<at::Tensor> pieces{};  // on the first stage
+    std::vector<at::Tensor> pieces{};  // on the first stage, like what follows
+    internal::PieceVersions versions{};
     int64_t received = 0;
   };
   struct MicroBatch {
@@ -108,6 +110,7 @@ class Pipeline {
 
   Pass Begin(Kind kind, const at::Tensor& inputs) const;
   at::Tensor NextInput(Pass& pass) const;
+  at::Tensor CallStage(const at::Tensor& input) const;
   MicroBatch Forward(Pass& pass, const std::vector<at::Tensor>& targets, at::Tensor& loss);
   void Backward(MicroBatch batch);
   std::vector<WorkPtr> SendOutput(const at::Tensor& output, Header header) const;

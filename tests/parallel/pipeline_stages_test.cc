@@ -102,9 +102,7 @@ TEST(PipelineStages, AnInputThatIsChangedInPlaceCountsAsChangedForTheCaller) {
 
 TEST(PipelineStages, ThatOnlyPassOnOrGiveViews) {
   ExpectAsUnsplit([](int rank, at::Tensor x, Linear& layer) { return rank == 1 ? x : layer->forward(x); });
-  ExpectAsUnsplit([](int rank, at::Tensor x, Linear& layer) {
-    return layer->forward(rank % 2 == 0 ? x : x.t().contiguous()).t().contiguous().t().flip({1});
-  });
+  ExpectAsUnsplit([](int, at::Tensor x, Linear& layer) { return layer->forward(x.flip({1})).t().contiguous().t(); });
 }
 
 TEST(PipelineStages, ThatGiveTransposedAndExpandedTensors) {
@@ -142,7 +140,7 @@ TEST(PipelineStages, OneThatIsFrozenBetweenSteps) {
   int calls = 0;
   ExpectAsUnsplit(
       [&](int rank, at::Tensor x, Linear& layer) {
-        if (rank == 0) layer->weight.set_requires_grad(++calls % 5 != 0);
+        if (rank == 0) layer->weight.set_requires_grad((calls++ / 2) % 2 != 0);  // with and without a pipeline
         return layer->forward(x);
       },
       /*micro_batches=*/1);
