@@ -8,6 +8,7 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
+#include <memory>
 #include <vector>
 
 #include "lockstep/comm/process_group.h"
@@ -165,6 +166,81 @@ TEST(PipelinesSideBySide, AReducerOverTheDataGroupServesToo) {
   pipeline.Step(x.narrow(0, Grid().replica * share, share), y.narrow(0, Grid().replica * share, share));
   CrossEntropy(whole[1]->forward(whole[0]->forward(x)), y).backward();
   ExpectSame(*mine, *whole[Grid().stage]);
+}
+
+/// One of two layers, by the first number of a micro-batch.
+struct ForkImpl : torch::nn::Module {
+  ForkImpl() {
+    torch::manual_seed(7);
+    left = register_module("left", Linear(4, 8));
+    right = register_module("right", Linear(4, 8));
+    to(at::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x) { return x[0][0].item<double>() > 0 ? left(x) : right(x); }
+  Linear left{nullptr}, right{nullptr};
+};
+
+/// The last micro-batch, with which gradients are averaged, doesn't take what earlier ones took.
+TEST(PipelinesSideBySide, LayersThatOnlySomeMicroBatchesOfSomeReplicasUse) {
+  for (const auto schedule : {PipelineSchedule::kGPipe, PipelineSchedule::kOneForwardOneBackward}) {
+    for (const std::vector<double>& first : std::vector<std::vector<double>>{{1, 1, 1, -1}, {-1, 1, -1, 1}}) {
+      std::vector<Sequential> whole = Stages(), split = Stages();
+      const auto fork = std::make_shared<ForkImpl>(), whole_fork = std::make_shared<ForkImpl>();
+      DistributedDataParallelOptions options;
+      options.reducer.find_unused_parameters = true;
+      const auto ddp_fork = std::make_shared<DistributedDataParallel<ForkImpl>>(fork, Grid().data, options);
+      std::unique_ptr<Pipeline> pipeline;
+      if (Grid().stage == 0) {
+        pipeline = std::make_unique<Pipeline>(ddp_fork, Grid().pipeline, Options(schedule));
+      } else {
+        const auto ddp = std::make_shared<DistributedDataParallel<torch::nn::SequentialImpl>>(split[1], Grid().data);
+        pipeline = std::make_unique<Pipeline>(ddp, Grid().pipeline, Options(schedule));
+      }
+      for (int step = 0; step < 3; ++step) {
+        torch::manual_seed(step);
+        at::Tensor x = at::randn({8 * NumReplicas(), 4}, at::kDouble);
+        const at::Tensor y = at::randint(3, {x.size(0)});
+        for (int64_t i = 0; i < x.size(0); i += 2) x[i][0] = i < 8 ? first[i / 2] : -1;  // the others: never left
+        const int64_t begin = 8 * Grid().replica;
+        pipeline->Step(x.narrow(0, begin, 8), y.narrow(0, begin, 8));
+        at::Tensor loss = at::zeros({}, at::kDouble);
+        for (int64_t i = 0; i < x.size(0); i += 2) {
+          const at::Tensor out = whole[1]->forward(whole_fork->forward(x.narrow(0, i, 2)));
+          loss = loss + CrossEntropy(out, y.narrow(0, i, 2)) * 2 / x.size(0);
+        }
+        loss.backward();
+        Grid().stage == 0 ? ExpectSame(*fork, *whole_fork) : ExpectSame(*split[1], *whole[1]);
+        fork->zero_grad();
+        split[1]->zero_grad();
+        whole_fork->zero_grad();
+        whole[1]->zero_grad();
+      }
+    }
+  }
+}
+
+TEST(PipelinesSideBySide, AStageThatIsFrozenAndThenTrained) {
+  std::vector<Sequential> whole = Stages(), split = Stages();
+  Sequential& mine = split[Grid().stage];
+  const auto ddp = std::make_shared<DistributedDataParallel<torch::nn::SequentialImpl>>(mine, Grid().data);
+  Pipeline pipeline(ddp, Grid().pipeline, Options(PipelineSchedule::kOneForwardOneBackward));
+  for (int step = 0; step < 4; ++step) {
+    const bool trained = step % 2 == 1;
+    for (auto* stages : {&whole, &split}) {
+      for (auto& p : (*stages)[0]->parameters()) p.set_requires_grad(trained);
+    }
+    mine->zero_grad();
+    for (auto& stage : whole) stage->zero_grad();
+    torch::manual_seed(step);
+    const at::Tensor x = at::randn({8 * NumReplicas(), 4}, at::kDouble), y = at::randint(3, {x.size(0)});
+    pipeline.Step(x.narrow(0, 8 * Grid().replica, 8), y.narrow(0, 8 * Grid().replica, 8));
+    CrossEntropy(whole[1]->forward(whole[0]->forward(x)), y).backward();
+    if (trained || Grid().stage == 1) {
+      ExpectSame(*mine, *whole[Grid().stage]);
+    } else {
+      for (const auto& p : mine->parameters()) EXPECT_FALSE(p.grad().defined());
+    }
+  }
 }
 
 }  // namespace
