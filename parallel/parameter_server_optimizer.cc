@@ -200,7 +200,12 @@ class ParameterServerOptimizer::Impl {
       bool* const present = gradient.present().mutable_data_ptr<bool>();
       size_t i = 0;
       for (const auto& each : served) {
-        if (each.kind == ServedTensor::Kind::kFrozen) continue;
+        if (each.kind == ServedTensor::Kind::kFrozen) {
+          TORCH_CHECK(!each.tensor.requires_grad(), kErrorPrefix, "parameter '", each.name,
+                      "' needs a gradient now and did not when the servers were connected, so that they don't train "
+                      "it; freeze it after Connect instead, on the workers");
+          continue;
+        }
         const bool buffer = each.kind == ServedTensor::Kind::kBuffer;
         const at::Tensor from = buffer ? each.tensor : each.tensor.grad();
         present[i] = from.defined();

@@ -41,8 +41,9 @@ class ParameterServerOptimizer : public torch::optim::Optimizer, public ShardedS
 
   /// Push and Pull at once. A closure is run first.
   at::Tensor step(LossClosure closure = nullptr) override;
-  /// The gradients become a step on the servers, or this worker's part of one. Throws for a sparse gradient, and when
-  /// the groups have been changed otherwise than in their learning rates.
+  /// The gradients become a step on the servers, or this worker's part of one. Throws for a sparse gradient, when the
+  /// groups have been changed otherwise than in their learning rates, and when a parameter needs a gradient that was
+  /// frozen when the servers were connected.
   void Push();
   /// The module becomes what the servers have now.
   void Pull();

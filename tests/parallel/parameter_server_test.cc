@@ -411,6 +411,91 @@ TEST(ParameterServer, FrozenParametersAreGivenOnce) {
   Barrier(World());
 }
 
+TEST(ParameterServer, WhatWasFrozenAtTheStartCannotBeUnfrozen) {
+  const Layout layout = Servers(1);
+  Net net = MakeNet();
+  net->a->weight.requires_grad_(false);
+  if (layout.is_server(Rank())) {
+    auto server = ParameterServer::Connect(World(), layout, *net, Sgd()).value();
+    EXPECT_TRUE(server->Serve().ok());
+  } else {
+    auto optimizer = ParameterServerOptimizer::Connect(World(), layout, *net, Sgd()).value();
+    Steps(1)(*optimizer, *net, 0);
+    net->a->weight.requires_grad_(true);
+    ExpectError([&] { Steps(1)(*optimizer, *net, 0); }, "parameter 'a.weight' needs a gradient now and did not when");
+    net->a->weight.requires_grad_(false);
+    Steps(1)(*optimizer, *net, 0);
+    optimizer->Finish();
+  }
+  Barrier(World());
+}
+
+TEST(ParameterServer, FrozenAfterConnectAndUnfrozenLater) {
+  const auto body = [](auto& optimizer, auto& net, int) {
+    for (int step = 0; step < 4; ++step) {
+      net.a->weight.requires_grad_(step >= 2);
+      Train([&](const at::Tensor& x) { return net.forward(x); }, optimizer, 0, step);
+    }
+  };
+  const Values values = RunAll(Servers(1), Sgd(), body);
+  Net alone = MakeNet();
+  torch::optim::SGD plain(alone->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(1e-3));
+  body(plain, *alone, 0);
+  ExpectClose(values, Copies(*alone));
+}
+
+/// Parameters without dimensions and without elements, complex, in half precision, and with another order in memory.
+struct OddImpl : torch::nn::Module {
+  OddImpl() {
+    torch::manual_seed(2);
+    scale = register_parameter("scale", at::rand({}));
+    none = register_parameter("none", at::zeros({0, 3}));
+    phase = register_parameter("phase", at::randn({5}, at::kComplexDouble));
+    half = register_parameter("half", at::randn({3}).to(at::kBFloat16));
+    image = register_parameter("image", at::randn({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast));
+    transposed = register_parameter("transposed", at::randn({4, 3}).t());
+  }
+  at::Tensor Loss() const {
+    return scale.square() + none.sum() + at::real(phase * phase.conj()).sum() + half.to(at::kFloat).square().sum() +
+           image.pow(3).sum() + transposed.exp().sum();
+  }
+  at::Tensor scale, none, phase, half, image, transposed;
+};
+
+TEST(ParameterServer, ParametersOfAnyShapeDtypeAndOrderInMemory) {
+  for (const int servers : {1, WorldSize() - 1}) {
+    const Layout layout = Servers(servers);
+    OddImpl net, alone;
+    const auto steps = [](OddImpl& module, torch::optim::Optimizer& optimizer) {
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        module.Loss().backward();
+        optimizer.step();
+      }
+    };
+    if (layout.is_server(Rank())) {
+      auto server = ParameterServer::Connect(World(), layout, net, Sgd(0.01)).value();
+      const absl::Status served = server->Serve();
+      EXPECT_TRUE(served.ok()) << served;
+    } else {
+      auto optimizer = ParameterServerOptimizer::Connect(World(), layout, net, Sgd(0.01)).value();
+      steps(net, *optimizer);
+      optimizer->Finish();
+    }
+    torch::optim::SGD plain(alone.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9).weight_decay(1e-3));
+    steps(alone, plain);
+    if (!layout.is_server(Rank()) || Rank() == 0) {
+      const auto expected = alone.named_parameters();
+      for (const auto& item : net.named_parameters()) {
+        const at::Tensor &mine = item.value(), &theirs = expected[item.key()];
+        EXPECT_EQ(mine.strides(), theirs.strides()) << item.key();
+        EXPECT_TRUE(at::allclose(mine, theirs, 1e-2, 1e-3)) << item.key();
+      }
+    }
+    Barrier(World());
+  }
+}
+
 std::string SharedFolder(const std::string& name) {
   const char* const folder = std::getenv("TEST_TMPDIR");
   return BroadcastString(std::string(folder == nullptr ? "/tmp" : folder) + "/saved" + std::to_string(getpid()) + name,
