@@ -63,6 +63,18 @@ class NumThreads {
   const int before_;
 };
 
+/// While it lives, autocast's cache is used or not; LibTorch's state of a thread has no part of it.
+class AutocastCache {
+ public:
+  explicit AutocastCache(bool used) { at::autocast::set_autocast_cache_enabled(used); }
+  ~AutocastCache() { at::autocast::set_autocast_cache_enabled(before_); }
+  AutocastCache(const AutocastCache&) = delete;
+  AutocastCache& operator=(const AutocastCache&) = delete;
+
+ private:
+  const bool before_ = at::autocast::is_autocast_cache_enabled();
+};
+
 /// In the threads that LibTorch's operations on the CPU have, of which each replica then has one. They wait awake for
 /// the next operation, on cores which other threads would have to take from them. `threads` is how many there are.
 void RunInTeam(size_t count, size_t threads, const std::function<void(size_t)>& replica) {
@@ -122,9 +134,10 @@ void ReplicaThreads::Run(size_t count, const std::function<void(size_t)>& work) 
   }
   const std::function<void(size_t)> replica = [&](size_t i) {
     std::optional<at::ThreadLocalStateGuard> state_guard;
+    std::optional<AutocastCache> cache_guard;
     if (i > 0) {
       state_guard.emplace(state);
-      at::autocast::set_autocast_cache_enabled(autocast_cache);
+      cache_guard.emplace(autocast_cache);
     }
     const c10::OptionalStreamGuard stream_guard(streams[i]);  // and its device
     try {

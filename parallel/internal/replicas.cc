@@ -114,7 +114,8 @@ Replicas::Replicas(std::shared_ptr<torch::nn::Module> first, at::Device device, 
   }
   for (Entry& entry : entries_) {
     for (const auto& replica : entry.replicas) {
-      if (entry.is_parameter) replica.detach_();
+      // No leaf and, where it was made as one, no view of another tensor any more.
+      if (entry.is_parameter) replica.unsafeGetTensorImpl()->set_autograd_meta(nullptr);
     }
   }
 }

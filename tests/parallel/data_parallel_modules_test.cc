@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 #include <omp.h>
@@ -171,6 +172,21 @@ struct OddTensorsImpl : torch::nn::Module {
 TEST(DataParallelModules, SparseExpandedAndEmptyTensors) {
   for (const size_t replicas : {2, 3}) {
     ExpectTrainsAsAlone<OddTensorsImpl>(replicas, [](auto& module, int step) { return module.forward(Batch(step)); });
+  }
+}
+
+/// Parameters that were made as views.
+struct ViewsImpl : torch::nn::Module {
+  ViewsImpl()
+      : weight(register_parameter("weight", at::randn({6, 4}).t())),
+        bias(register_parameter("bias", at::randn({2, 4})[0])) {}
+  at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight, bias).tanh(); }
+  at::Tensor weight, bias;
+};
+
+TEST(DataParallelModules, ParametersThatAreViews) {
+  for (const size_t replicas : {2, 3}) {
+    ExpectTrainsAsAlone<ViewsImpl>(replicas, [](auto& module, int step) { return module.forward(Batch(step)); });
   }
 }
 
@@ -417,12 +433,16 @@ TEST(DataParallelModules, LibTorchsThreadsStayAsTheyWere) {
     const at::NoGradGuard no_grad;
     parallel.forward(at::ones({2, 6}));
     ExpectError([&] { parallel.forward(at::ones({2, 5})); }, {"replica 0 of 2, on cpu: narrow"});
+    at::autocast::set_autocast_cache_enabled(false);
     const c10::InferenceMode inference;
     parallel.forward(at::ones({2, 6}));
+    at::autocast::set_autocast_cache_enabled(true);
   }
   std::atomic<int> wrong{0};
 #pragma omp parallel num_threads(at::get_num_threads())
-  if (!c10::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) ++wrong;
+  if (!c10::GradMode::is_enabled() || c10::InferenceMode::is_enabled() || !at::autocast::is_autocast_cache_enabled()) {
+    ++wrong;
+  }
   EXPECT_EQ(wrong, 0);
 }
 
