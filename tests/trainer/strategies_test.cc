@@ -90,6 +90,7 @@ struct Plan {
   std::string path;      ///< Of the checkpoint that is left.
   bool resumes = false;  ///< From the one that is there.
   double clip = 0;       ///< Norm.
+  size_t accumulate = 1;
 };
 using Metrics = std::map<std::string, double>;
 
@@ -125,6 +126,7 @@ void Train(Strategy& strategy, torch::nn::Module& module, torch::optim::Optimize
   TrainerOptions options;
   options.epochs = plan.epochs;
   options.gradients.max_grad_norm = plan.clip;
+  options.gradients.accumulate = plan.accumulate;
   Trainer<TensorBatch> trainer(pieces, options);
   if (plan.resumes) {
     const auto checkpoint = LoadPth(plan.path);
@@ -176,11 +178,11 @@ void Meet() {
 
 /// `way`, stopped after an epoch and taken up again by a new start, ends as one process does that doesn't stop; and it
 /// takes up one process's checkpoint.
-void ExpectAsPlain(const Way& way, const std::string& name, double clip = 0.8) {
+void ExpectAsPlain(const Way& way, const std::string& name, double clip = 0.8, size_t accumulate = 1) {
   const std::string ours = Folder() + "/" + name + ".pth";
   const std::string plain = Folder() + "/" + name + "_plain" + std::to_string(Rank()) + ".pth";
   Metrics mine, expected;
-  Plain({kEpochs, plain, false, clip}, expected);
+  Plain({kEpochs, plain, false, clip, accumulate}, expected);
   const auto end = ModelIn(plain);
   const auto check = [&] {
     Meet();
@@ -192,17 +194,17 @@ void ExpectAsPlain(const Way& way, const std::string& name, double clip = 0.8) {
     }
     Meet();
   };
-  way({kEpochs - 1, ours, false, clip}, mine);
+  way({kEpochs - 1, ours, false, clip, accumulate}, mine);
   Meet();
-  way({kEpochs, ours, true, clip}, mine);
+  way({kEpochs, ours, true, clip, accumulate}, mine);
   check();
   for (const auto& [metric, value] : mine) {
     if (metric != "train_loss" && metric != "val_loss") continue;
     EXPECT_NEAR(value, expected.at(metric), 1e-9) << metric;
   }
-  if (Rank() == 0) Plain({kEpochs - 1, ours, false, clip}, expected);
+  if (Rank() == 0) Plain({kEpochs - 1, ours, false, clip, accumulate}, expected);
   Meet();
-  way({kEpochs, ours, true, clip}, mine);
+  way({kEpochs, ours, true, clip, accumulate}, mine);
   check();
 }
 
@@ -317,6 +319,11 @@ TEST(Strategies, StagesWithOneNameAreRefusedBeforeTheTraining) {
 }
 
 TEST(Strategies, Pipeline) { ExpectAsPlain(PipelineWay(World()), "pipeline"); }
+
+/// Three batches a step, and the last step of an epoch, of one batch.
+TEST(Strategies, PipelineThatAccumulates) {
+  ExpectAsPlain(PipelineWay(World() == 4 ? 2 : World()), "pipeline_accumulates", /*clip=*/0.8, /*accumulate=*/3);
+}
 
 TEST(Strategies, PipelinesSideBySide) {
   if (World() != 4) GTEST_SKIP() << "four ranks";
