@@ -21,6 +21,7 @@
 
 #include "lockstep/base/error_text.h"
 #include "lockstep/base/host_name.h"
+#include "lockstep/comm/environment.h"
 
 namespace lockstep {
 namespace {
@@ -31,8 +32,6 @@ std::string Text(const sockaddr* address, socklen_t length) {
   char text[NI_MAXHOST] = {};
   return getnameinfo(address, length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0 ? text : "";
 }
-
-bool IsLoopbackAddress(const std::string& address) { return address == "::1" || absl::StartsWith(address, "127."); }
 
 using AddressList = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
@@ -162,15 +161,15 @@ absl::StatusOr<std::string> AddressForRanks(c10d::Store& store, int rank, int wo
   try {
     const std::string mine = network + " " + address;
     store.set(key(rank), std::vector<uint8_t>(mine.begin(), mine.end()));
-    const bool usable = chosen || (!address.empty() && !IsLoopbackAddress(address));
+    const bool usable = chosen || (!address.empty() && !IsLoopback(address));
     for (int r = 0; r < world_size && !usable; ++r) {
       store.wait({key(r)}, timeout);
       const std::vector<std::string> theirs = absl::StrSplit(store.get_to_str(key(r)), ' ');
       if (theirs[0] == network) continue;
       alone = false;
-      if (theirs[1].empty() || IsLoopbackAddress(theirs[1])) continue;
+      if (theirs[1].empty() || IsLoopback(theirs[1])) continue;
       const std::string towards = AddressTowards(theirs[1]);
-      if (!towards.empty() && !IsLoopbackAddress(towards)) return towards;
+      if (!towards.empty() && !IsLoopback(towards)) return towards;
     }
     if (usable) return address;
   } catch (const std::exception& e) {

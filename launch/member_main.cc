@@ -1,13 +1,9 @@
 #include "lockstep/launch/member_main.h"
 
 #include <absl/status/statusor.h>
-#include <c10/util/Flags.h>
-#include <c10/util/Logging.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 
 #include "lockstep/base/error_text.h"
@@ -15,9 +11,7 @@
 #include "lockstep/base/status_macros.h"
 #include "lockstep/comm/environment.h"
 #include "lockstep/comm/rendezvous.h"
-#include "lockstep/launch/internal/standard_streams.h"
-
-C10_DECLARE_int(caffe2_log_level);
+#include "lockstep/launch/internal/begin_rank.h"
 
 namespace lockstep {
 namespace {
@@ -36,11 +30,7 @@ absl::StatusOr<ProcessGroupPtr> Meet(const ProcessGroupOptions& options) {
 }  // namespace
 
 int MemberMain(const ProcessGroupOptions& options, const std::function<absl::Status(const ProcessGroupPtr&)>& body) {
-  OpenStandardStreams();
-  // As in RankMain.
-  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
-    FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, static_cast<int>(c10::GLOG_ERROR));
-  }
+  BeginRank();
   absl::StatusOr<ProcessGroupPtr> group = absl::UnknownError("");
   absl::Status status;
   try {

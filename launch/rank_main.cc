@@ -1,14 +1,10 @@
 #include "lockstep/launch/rank_main.h"
 
 #include <absl/strings/match.h>
-#include <c10/util/Flags.h>
-#include <c10/util/Logging.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <thread>
 
@@ -17,9 +13,7 @@
 #include "lockstep/comm/agree.h"
 #include "lockstep/comm/environment.h"
 #include "lockstep/comm/liveness.h"
-#include "lockstep/launch/internal/standard_streams.h"
-
-C10_DECLARE_int(caffe2_log_level);
+#include "lockstep/launch/internal/begin_rank.h"
 
 namespace lockstep {
 namespace {
@@ -33,11 +27,7 @@ void PrintError(int rank, int world_size, const std::string& message) {
 }  // namespace
 
 int RankMain(const ProcessGroupOptions& options, const std::function<absl::Status(const ProcessGroupPtr&)>& body) {
-  OpenStandardStreams();  // before there are connections, which lines for the console would go to
-  // LibTorch's warnings about a peer that is gone come with stack traces; we say it in a line. The user's setting wins.
-  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
-    FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, static_cast<int>(c10::GLOG_ERROR));
-  }
+  BeginRank();
   absl::StatusOr<ProcessGroupPtr> joined = absl::UnknownError("");
   try {
     joined = InitProcessGroup(options);
