@@ -1,8 +1,11 @@
 #include "lockstep/launch/internal/first_failure.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -10,12 +13,30 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kLongestMessage = 64 << 10;  // it is for people, and other hosts are told it
+constexpr size_t kMostRead = 1 << 20;         // with what is around the message
 
 std::string Indented(const std::string& text) {
   std::istringstream lines(text);
   std::string result;
   for (std::string line; std::getline(lines, line);) result += "    " + line + "\n";
   return result;
+}
+
+/// Of a file that a rank may have made into anything: nothing of one that isn't an ordinary file. `*size` is the whole
+/// file's.
+std::string Beginning(const std::string& path, size_t* size) {
+  const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // or it would wait for a pipe's writer
+  if (fd < 0) return "";
+  std::string text;
+  struct stat file {};
+  if (fstat(fd, &file) == 0 && S_ISREG(file.st_mode)) {
+    *size = static_cast<size_t>(file.st_size);
+    text.resize(std::min(*size, kMostRead));
+    const ssize_t n = read(fd, text.data(), text.size());
+    text.resize(static_cast<size_t>(std::max<ssize_t>(n, 0)));
+  }
+  close(fd);
+  return text;
 }
 
 /// In the text of an error file.
@@ -65,11 +86,11 @@ std::string Describe(const FirstFailure& failure) {
 }
 
 std::string ReadErrorFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(file)), {});
-  std::string message = MessageIn(text);
-  if (message.size() > kLongestMessage) {
-    const size_t more = message.size() - kLongestMessage;
+  size_t size = 0;
+  std::string message = MessageIn(Beginning(path, &size));
+  // More than was read is no message that we know, but text.
+  if (size > kMostRead || message.size() > kLongestMessage) {
+    const size_t more = std::max(size > kMostRead ? size : 0, message.size()) - kLongestMessage;
     message = message.substr(0, kLongestMessage) + "\n… and " + std::to_string(more) + " bytes more";
   }
   return message;

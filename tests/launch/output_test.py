@@ -182,5 +182,14 @@ class FirstFailure(unittest.TestCase):
                 self.assertIn(f"    {text}\n".encode(), result.stderr.split(b"its error file says:\n")[1])
 
 
+    def test_an_error_file_may_be_anything(self):
+        for make, want in (("mkdir $TORCHELASTIC_ERROR_FILE", b""), ("mkfifo $TORCHELASTIC_ERROR_FILE", b""),
+                           ("truncate -s 10G $TORCHELASTIC_ERROR_FILE", b" bytes more\n")):
+            result = run("sh", "-c", make + "; exit 4")
+            self.assertEqual(result.returncode, 4, result.stderr)
+            self.assertRegex(result.stderr, rb"\Alockstep: rank 0 [^\n]* ended with code 4; stopping the others\n")
+            self.assertTrue(result.stderr.endswith(want), result.stderr[-100:])
+
+
 if __name__ == "__main__":
     junit.main()
