@@ -3,15 +3,15 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <iterator>
 #include <sstream>
 
 namespace lockstep {
 namespace {
 
 std::string Contents(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return std::string((std::istreambuf_iterator<char>(file)), {});
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();  // what can't be read, of a process that ends, is no exception
+  return text.str();
 }
 
 /// The nth word of a process's status line, counted after its name, which may hold anything but is in parentheses.
