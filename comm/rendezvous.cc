@@ -37,8 +37,9 @@ using Clock = std::chrono::steady_clock;
 /// and before it does, since a try may give up somewhat early.
 constexpr std::chrono::milliseconds kPause(500), kFirstTries(5000), kSayAfter(4000);
 
-/// A try to connect may take so much longer than it was given: it sleeps for a second in between.
-constexpr std::chrono::milliseconds kLate(2000);
+/// A try to connect to a closed port may take twice the time that it was given, and so much more: it sleeps longer and
+/// longer in between. When it must be over at the latest, after all the time there is.
+constexpr std::chrono::milliseconds kLate(2000), kLatest(10000);
 
 /// Fills rank and world size from "rank=R&world_size=N".
 absl::Status ReadQuery(const std::string& query, const std::string& url, int* rank, int* world_size) {
@@ -82,7 +83,7 @@ absl::StatusOr<StorePtr> OpenTcp(const std::string& host, int port, bool server,
     try {
       // Small systems know no name for the loopback interface.
       std::future<StorePtr> connecting = Connect(host == "localhost" ? "127.0.0.1" : host, options);
-      const auto answer_by = Clock::now() + options.timeout + kLate;
+      const auto answer_by = std::min(Clock::now() + 2 * options.timeout + kLate, deadline + kLatest);
       if (connecting.wait_until(answer_by) != std::future_status::ready) {
         if (!server && time_left() > kPause && !std::exchange(said, true)) {
           LOG(INFO) << "rendezvous: no word from " << host << ":" << port
