@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/amp/autocast.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/pipeline.h"
 #include "tests/ddp/expect_error.h"
@@ -144,6 +145,35 @@ TEST(PipelineStages, OneThatIsFrozenBetweenSteps) {
         return layer->forward(x);
       },
       /*micro_batches=*/1);
+}
+
+/// Each has a copy, and the copies' gradients are added up.
+TEST(PipelineStages, AWeightThatTheFirstAndTheLastShare) {
+  if (World() == 1) return;
+  torch::manual_seed(4);
+  const at::Tensor start = at::randn({5, 5}, at::kDouble), x = at::randn({8, 5}, at::kDouble),
+                   y = at::rand({8}, at::kDouble);
+  const bool has = Rank() == 0 || Rank() == World() - 1;
+  at::Tensor weight = start.clone().requires_grad_(), whole = start.clone().requires_grad_();
+  PipelineOptions options;
+  options.loss = SquareError;
+  Pipeline pipeline([&](const at::Tensor& in) { return has ? at::linear(in, weight).tanh() : in.tanh(); }, Group(),
+                    options);
+  const ProcessGroupPtr both = has ? NewSubGroup(Group(), {0, World() - 1}).value() : nullptr;
+  for (int step = 0; step < 3; ++step) {
+    weight.mutable_grad().reset();
+    whole.mutable_grad().reset();
+    pipeline.Step(x, y);
+    at::Tensor out = at::linear(x, whole).tanh();
+    for (int r = 1; r + 1 < World(); ++r) out = out.tanh();
+    SquareError(at::linear(out, whole).tanh(), y).backward();
+    const at::NoGradGuard no_grad;
+    whole.add_(whole.grad(), -0.1);
+    if (!has) continue;
+    AllReduce(weight.mutable_grad(), both);
+    weight.add_(weight.grad(), -0.1);
+    EXPECT_TRUE(at::allclose(weight, whole));
+  }
 }
 
 TEST(PipelineStages, UnderAutocast) {
