@@ -34,7 +34,7 @@ struct HierarchicalBackendOptions {
 ///  hosts
 ///    have as many ranks. Everything else goes over one network backend of all ranks.
 ///  - All ranks' results have the same bits. Half types are added in float inside of a host, in the half type between
-///    hosts. What is defined is what Gloo defines.
+///    hosts; a mean of them doesn't leave their range on the way. What is defined is what Gloo defines.
 ///  - `allocateTensor` gives memory that the ranks of this host share, of which collectives copy nothing inside of it;
 ///    supported where the host has more than one rank.
 ///  - Collectives run in the order in which they are asked for; whoever waits for one runs it, and a thread what nobody

@@ -29,8 +29,14 @@ milliseconds Left(TwoLevels::Clock::time_point deadline) {
 
 bool IsAverage(const c10d::ReduceOp& reduction) { return reduction.op_ == c10d::ReduceOp::AVG; }
 
-/// Hosts have different numbers of ranks, so that a mean of their means would be wrong.
-c10d::ReduceOp InParts(const c10d::ReduceOp& reduction) {
+bool IsHalf(const at::Tensor& data) { return data.scalar_type() == at::kHalf || data.scalar_type() == at::kBFloat16; }
+
+/// Hosts have different numbers of ranks, so that a mean of their means would be wrong: it is the sum divided by the
+/// number of ranks. Of half types, whose range the sum might leave, it is the sum of hosts' means, weighed before.
+c10d::ReduceOp InHost(const c10d::ReduceOp& reduction, const at::Tensor& data) {
+  return IsAverage(reduction) && !IsHalf(data) ? c10d::ReduceOp(c10d::ReduceOp::SUM) : reduction;
+}
+c10d::ReduceOp Between(const c10d::ReduceOp& reduction) {
   return IsAverage(reduction) ? c10d::ReduceOp(c10d::ReduceOp::SUM) : reduction;
 }
 
@@ -84,6 +90,15 @@ void TwoLevels::BroadcastInHost(at::Tensor data, int from, milliseconds timeout)
   local_->broadcast(tensors, options)->wait();
 }
 
+void TwoLevels::Weigh(at::Tensor data, const c10d::ReduceOp& reduction) const {
+  if (!IsAverage(reduction) || !IsHalf(data)) return;
+  data.mul_(static_cast<double>(ranks_[host_].size()) / static_cast<double>(host_of_.size()));
+}
+
+void TwoLevels::Divide(at::Tensor data, const c10d::ReduceOp& reduction) const {
+  if (IsAverage(reduction) && !IsHalf(data)) data.div_(static_cast<int64_t>(host_of_.size()));
+}
+
 void TwoLevels::GiveUp(const std::string& reason) {
   if (local_) GiveUpShmBackend(*local_, reason);
 }
@@ -100,10 +115,11 @@ void TwoLevels::AllReduce(at::Tensor data, const c10d::ReduceOp& reduction, Cloc
   }
   std::vector<Piece> pieces = Cut(data);
   c10d::AllreduceOptions options;
-  options.reduceOp = InParts(reduction);
+  options.reduceOp = Between(reduction);
   for (Piece& piece : pieces) {
-    ReduceInHost(piece.data, options.reduceOp, piece.lane, Left(deadline));
+    ReduceInHost(piece.data, InHost(reduction, data), piece.lane, Left(deadline));
     if (!IsMine(piece)) continue;
+    Weigh(piece.data, reduction);
     options.timeout = Left(deadline);
     Tensors tensors = {piece.data};
     piece.work = between_->allreduce(tensors, options);
@@ -111,7 +127,7 @@ void TwoLevels::AllReduce(at::Tensor data, const c10d::ReduceOp& reduction, Cloc
   for (Piece& piece : pieces) {
     if (piece.work) {
       monitor_->Wait(*piece.work);
-      if (IsAverage(reduction)) piece.data.div_(static_cast<int64_t>(host_of_.size()));
+      Divide(piece.data, reduction);
     }
     BroadcastInHost(piece.data, piece.lane, Left(deadline) + kLonger);
   }
@@ -123,11 +139,12 @@ void TwoLevels::Reduce(at::Tensor data, const c10d::ReduceOp& reduction, int roo
   if (ranks_.size() == 1) return ReduceInHost(data, reduction, root, Left(deadline));
   std::vector<Piece> pieces = Cut(data);
   c10d::ReduceOptions options;
-  options.reduceOp = InParts(reduction);
+  options.reduceOp = Between(reduction);
   options.rootRank = host_of_[root];
   for (Piece& piece : pieces) {
-    ReduceInHost(piece.data, options.reduceOp, piece.lane, Left(deadline));
+    ReduceInHost(piece.data, InHost(reduction, data), piece.lane, Left(deadline));
     if (!IsMine(piece)) continue;
+    Weigh(piece.data, reduction);
     options.timeout = Left(deadline);
     Tensors tensors = {piece.data};
     piece.work = between_->reduce(tensors, options);
@@ -135,7 +152,7 @@ void TwoLevels::Reduce(at::Tensor data, const c10d::ReduceOp& reduction, int roo
   for (Piece& piece : pieces) {
     if (piece.work) {
       monitor_->Wait(*piece.work);
-      if (here && IsAverage(reduction)) piece.data.div_(static_cast<int64_t>(host_of_.size()));
+      if (here) Divide(piece.data, reduction);
     }
     // To the root, and to the others, who may have anything.
     if (here) BroadcastInHost(piece.data, piece.lane, Left(deadline) + kLonger);
@@ -227,22 +244,23 @@ void TwoLevels::ReduceScatter(at::Tensor output, const Tensors& inputs, const c1
       for (int rank : ranks_[host]) all[0].push_back(inputs[rank]);
       Tensors parts = {part};
       c10d::ReduceScatterOptions options;
-      options.reduceOp = InParts(reduction);
+      options.reduceOp = InHost(reduction, part);
       options.timeout = Left(deadline);
       local_->reduce_scatter(parts, all, options)->wait();
     } else {
       part.view({-1}).copy_(inputs[ranks_[host][0]].view({-1}));
     }
     if (!between_) continue;
+    Weigh(part, reduction);
     c10d::ReduceOptions options;
-    options.reduceOp = InParts(reduction);
+    options.reduceOp = Between(reduction);
     options.rootRank = host;
     options.timeout = Left(deadline);
     Tensors tensors = {part};
     works.push_back(between_->reduce(tensors, options));
   }
   for (const auto& work : works) monitor_->Wait(*work);
-  if (IsAverage(reduction)) output.div_(static_cast<int64_t>(host_of_.size()));
+  Divide(output, reduction);
 }
 
 }  // namespace lockstep::hierarchical

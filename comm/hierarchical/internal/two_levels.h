@@ -66,6 +66,9 @@ class TwoLevels {
   bool IsMine(const Piece& piece) const { return piece.lane == me_ && between_; }
   void ReduceInHost(at::Tensor data, const c10d::ReduceOp& reduction, int to, std::chrono::milliseconds timeout);
   void BroadcastInHost(at::Tensor data, int from, std::chrono::milliseconds timeout);
+  /// Of a mean what is done to this host's part before the network, and to the whole after it.
+  void Weigh(at::Tensor data, const c10d::ReduceOp& reduction) const;
+  void Divide(at::Tensor data, const c10d::ReduceOp& reduction) const;
 
   std::vector<std::vector<int>> ranks_;  // of each host
   std::vector<int> host_of_;             // by rank

@@ -115,6 +115,25 @@ class Comparison {
     });
   }
 
+  /// A mean of numbers whose sum is out of their type's range.
+  void MeansOfLargeHalves() {
+    const at::Tensor large = at::full({5}, 40000, at::kHalf);
+    const auto check = [&](const char* operation, const at::Tensor& mean) {
+      TORCH_CHECK(at::allclose(mean, large, 1e-2), operation, " of halves: ", mean[0].item<double>());
+    };
+    at::Tensor all = large.clone(), at_root = large.clone(), scattered = at::empty_like(large);
+    AllReduce(all, group_, c10d::ReduceOp::AVG);
+    check("all-reduce", all);
+    Reduce(at_root, group_, 0, c10d::ReduceOp::AVG);
+    if (GetRank(group_) == 0) check("reduce", at_root);
+    at::Tensor ranks_here = at::scalar_tensor(ReadEnvironment().value().local_world_size, at::kLong),
+               most = ranks_here.clone();
+    AllReduce(most, group_, c10d::ReduceOp::MAX);
+    if (AnyRank(!ranks_here.equal(most), group_)) return;  // then reduce-scatter is Gloo's, which divides a sum
+    ReduceScatter(scattered, large.repeat({GetWorldSize(group_)}), group_, c10d::ReduceOp::AVG);
+    check("reduce-scatter", scattered);
+  }
+
   /// The sum of arbitrary numbers, which depends on the order of addition: all ranks have the same bits.
   void SameBits(bool shared) {
     const auto backend = group_->getBackend(at::kCPU);
@@ -185,6 +204,7 @@ void Collectives(const ProcessGroupPtr& group) {
   }
   comparison.Operations(at::kComplexFloat, 1001);
   comparison.Operations(at::kFloat, 1500000);
+  if (group->getBackend(at::kCPU)->getBackendName() == "hierarchical") comparison.MeansOfLargeHalves();
   comparison.SameBits(/*shared=*/false);
   comparison.SameBits(/*shared=*/true);
   comparison.Asynchronous();
