@@ -93,7 +93,10 @@ class Stopping(Runs):
         ranks = children(process.pid)
         os.kill(ranks[1], signal.SIGSTOP)
         process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        until = time.time() + 0.3
+        while time.time() < until:
+            os.kill(ranks[1], signal.SIGSTOP)  # again, since the launcher lets it go on to hear the wish
+            time.sleep(0.001)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=20)
         self.assertEqual(process.returncode, 130)
@@ -307,6 +310,11 @@ class Resuming(Runs):
 
 
 class Killed(Runs):
+    def saved(self, run_dir):
+        """Differs once another checkpoint has been written."""
+        latest = run_dir + "/checkpoints/latest"
+        return os.lstat(latest).st_mtime_ns if os.path.lexists(latest) else 0
+
     def test_kills_at_any_moment_leave_a_run_that_ends_like_one_that_was_not_disturbed(self):
         kills = 200 if EXHAUSTIVE else 20
         flags = (f"--epochs={4 * kills}", "--patience=100000", "--batch_size=16", "--save_every_steps=1", "--nproc_per_node=2",
@@ -324,7 +332,11 @@ class Killed(Runs):
                 shutil.rmtree(part, ignore_errors=True)
             process = subprocess.Popen(command("--run_dir=" + part, *flags, *go_on, csv_path=csv_path), env=ENV,
                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            time.sleep(0.4 + rng.random() * min(1.6, spent / kills * 1.5))
+            # At any moment, the start's too; every other time once it has saved, however slow the machine is.
+            before = self.saved(part)
+            while done % 2 and self.saved(part) == before and process.poll() is None:
+                time.sleep(0.005)
+            time.sleep(rng.random() * min(1.6, spent / kills * 1.5))
             if process.poll() is not None:
                 out, err = process.communicate()
                 self.assertEqual(process.returncode, 0, err)
@@ -341,7 +353,7 @@ class Killed(Runs):
             if os.path.exists(part + "/checkpoints/latest"):
                 resumed += 1
                 contents(latest(part))
-        self.assertGreater(resumed, kills // 4)
+        self.assertGreaterEqual(resumed, done // 2)
         print(f"{done} kills, {resumed} with a checkpoint; undisturbed {spent:.1f} s", file=sys.stderr)
         result = run("--run_dir=" + part, "--resume=latest", *flags, csv_path=csv_path, timeout=3000)
         self.assertEqual(result.returncode, 0, result.stderr)
