@@ -123,7 +123,7 @@ Replicas::Replicas(std::shared_ptr<torch::nn::Module> first, at::Device device, 
 /// Where the gradients of a parameter's replicas go.
 void Replicas::Route(Entry& entry) {
   const bool wanted = entry.first.requires_grad();
-  if (entry.edge.is_valid() && !entry.edge.function->input_metadata(entry.edge.input_nr).is_same_shape(entry.first)) {
+  if (entry.edge.is_valid() && entry.first.sizes() != entry.sizes) {
     // The parameter would keep what takes gradients of the old shape for as long as it lives.
     entry.edge = {};
     for (const auto& replica : entry.replicas) replica.detach_();
@@ -131,6 +131,7 @@ void Replicas::Route(Entry& entry) {
   const auto edge = wanted ? autograd::impl::gradient_edge(entry.first) : autograd::Edge();
   if (entry.edge == edge) return;
   entry.edge = edge;
+  entry.sizes = entry.first.sizes().vec();
   for (const auto& replica : entry.replicas) replica.detach_();
   if (!wanted) return;
   if (entry.replicas.size() == 1 && nearby_[0]) {  // of two gradients the sum is the same in any order

@@ -36,6 +36,7 @@ class Replicas {
     std::vector<at::Tensor> replicas;
     bool is_parameter;
     torch::autograd::Edge edge{};  // where replicas' gradients go in the end; none: they need none
+    std::vector<int64_t> sizes{};  // of the parameter, when that was found out
     int64_t version = -1;          // of the values that replicas elsewhere have
   };
   /// The values of one dtype on one device.
