@@ -28,18 +28,12 @@
 #include "lockstep/parallel/data_parallel.h"
 #include "tests/ddp/expect_error.h"
 #include "tests/ddp/test_models.h"
+#include "tests/parallel/replicas_on_cpu.h"
 
 namespace lockstep {
 namespace {
 
 using test_models::MlpImpl;
-
-std::vector<at::Device> Cpus(size_t count) { return std::vector<at::Device>(count, at::Device(at::kCPU)); }
-
-template <typename M>
-typename DataParallel<M>::MakeReplica Another() {
-  return [](at::Device) { return std::make_shared<M>(); };
-}
 
 /// Two with the same values.
 template <typename M>
@@ -48,19 +42,6 @@ std::pair<std::shared_ptr<M>, std::shared_ptr<M>> Twins() {
   auto first = std::make_shared<M>();
   torch::manual_seed(5);
   return {first, std::make_shared<M>()};
-}
-
-at::Tensor Dense(const at::Tensor& tensor) { return tensor.is_sparse() ? tensor.to_dense() : tensor; }
-
-void ExpectSameGradients(const torch::nn::Module& a, const torch::nn::Module& b) {
-  const auto other = b.named_parameters();
-  for (const auto& item : a.named_parameters()) {
-    const at::Tensor &mine = item.value().grad(), &theirs = other[item.key()].grad();
-    ASSERT_EQ(mine.defined(), theirs.defined()) << item.key();
-    if (!mine.defined()) continue;
-    ASSERT_EQ(mine.layout(), theirs.layout()) << item.key();
-    EXPECT_TRUE(at::allclose(Dense(mine), Dense(theirs), 1e-3, 1e-5)) << item.key();
-  }
 }
 
 /// Trains a module alone and one in DataParallel, by `forward(module, step)`.
@@ -77,7 +58,7 @@ void ExpectTrainsAsAlone(size_t replicas, const Forward& forward) {
     EXPECT_TRUE(at::allclose(out, expected, 1e-4, 1e-5));
     at::real(out * out).sum().backward();
     at::real(expected * expected).sum().backward();
-    ExpectSameGradients(*single, *model);
+    ExpectSameGradients(*single, *model, 1e-3, 1e-5);
     optimizer.step();
     reference.step();
   }
@@ -141,7 +122,7 @@ TEST(DataParallelModules, SparseGradientsAlsoWhereAnotherReplicasAreDense) {
       for (const auto& piece : x.chunk(static_cast<int64_t>(replicas)))
         loss = loss + single->forward(piece).square().sum();
       loss.backward();
-      ExpectSameGradients(*single, *model);
+      ExpectSameGradients(*single, *model, 1e-3, 1e-5);
     }
   }
 }
@@ -275,7 +256,7 @@ TEST(DataParallelModules, BackwardWithinForwardReachesTheModule) {
     for (int step = 0; step < 3; ++step) {  // accumulates
       parallel.forward(Batch(step));
       single->forward(Batch(step));
-      ExpectSameGradients(*single, *model);
+      ExpectSameGradients(*single, *model, 1e-3, 1e-5);
     }
   }
 }
@@ -301,7 +282,7 @@ TEST(DataParallelModules, NestedDataParallel) {
     EXPECT_TRUE(at::allclose(out, expected, 1e-4, 1e-5));
     out.square().sum().backward();
     expected.square().sum().backward();
-    ExpectSameGradients(*single, *model);
+    ExpectSameGradients(*single, *model, 1e-3, 1e-5);
     const at::NoGradGuard no_grad;
     for (auto* net : {model.get(), single.get()}) {
       for (auto& p : net->parameters()) p.add_(p.grad(), -0.01);
@@ -324,7 +305,7 @@ TEST(DataParallelModules, ParametersOfAnotherShapeAreFollowed) {
     EXPECT_TRUE(at::allclose(out, expected));
     out.square().sum().backward();
     expected.square().sum().backward();
-    ExpectSameGradients(*single, *model);
+    ExpectSameGradients(*single, *model, 1e-3, 1e-5);
   }
 }
 
@@ -363,7 +344,7 @@ TEST(DataParallelModules, ToggledFrozenLoadedAndConvertedBetweenSteps) {
       for (int again = 0; again < 2; ++again) {
         outputs.back().square().sum().backward({}, /*retain_graph=*/true);
         expected.back().square().sum().backward({}, /*retain_graph=*/true);
-        ExpectSameGradients(*single, *model);
+        ExpectSameGradients(*single, *model, 1e-3, 1e-5);
       }
     }
   }
@@ -391,7 +372,7 @@ TEST(DataParallelModules, NumbersOfThreads) {
       single->zero_grad();
       parallel.forward(Batch(0)).square().sum().backward();
       single->forward(Batch(0)).square().sum().backward();
-      ExpectSameGradients(*single, *model);
+      ExpectSameGradients(*single, *model, 1e-3, 1e-5);
       EXPECT_EQ(at::get_num_threads(), threads);
     }
   }

@@ -26,6 +26,7 @@
 #include "lockstep/models/conv_net.h"
 #include "tests/ddp/expect_error.h"
 #include "tests/ddp/test_models.h"
+#include "tests/parallel/replicas_on_cpu.h"
 
 namespace lockstep {
 
@@ -53,13 +54,6 @@ using test_models::BranchesImpl;
 using test_models::Mlp;
 using test_models::MlpImpl;
 
-std::vector<at::Device> Cpus(size_t count) { return std::vector<at::Device>(count, at::Device(at::kCPU)); }
-
-template <typename M>
-typename DataParallel<M>::MakeReplica Another() {
-  return [](at::Device) { return std::make_shared<M>(); };
-}
-
 /// Two of the same values.
 template <typename Holder>
 std::pair<Holder, Holder> Twins(at::ScalarType dtype = at::kDouble) {
@@ -70,16 +64,6 @@ std::pair<Holder, Holder> Twins(at::ScalarType dtype = at::kDouble) {
   auto target = twins.second->named_parameters();
   for (const auto& item : twins.first->named_parameters()) target[item.key()].copy_(item.value());
   return twins;
-}
-
-void ExpectSameGradients(const torch::nn::Module& a, const torch::nn::Module& b) {
-  const auto other = b.named_parameters();
-  for (const auto& item : a.named_parameters()) {
-    const at::Tensor &mine = item.value().grad(), &theirs = other[item.key()].grad();
-    ASSERT_EQ(mine.defined(), theirs.defined()) << item.key();
-    if (!mine.defined()) continue;
-    EXPECT_TRUE(at::allclose(mine, theirs, 1e-6, 1e-12)) << item.key();
-  }
 }
 
 /// What a call of forward saw.
